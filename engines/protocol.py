@@ -1,0 +1,119 @@
+"""The Engine protocol: what an engine process needs from whatever computes in it.
+
+All methods are called from the compute thread. `submit`, `cancel`, `reserve`, `commit`, `release` come between
+steps and never block; results come out of `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from dynrt.planner.events import BlocksStored, CacheEvent
+from dynrt.runtime.messages import EngineLoad, FinishReason, SamplingParams, StepTiming
+from dynrt.transfer.layout import KvGeometry, KvRegion
+from dynrt.transfer.local import BlocksReady
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What an engine is, fixed from its construction."""
+
+    kind: str  # "native", "vllm", "sim"
+    context_length: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    geometry: list[KvGeometry]  # one per rank
+    first_token_from: Literal["prefill", "decode"] = "prefill"
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """One request as an engine sees it. `output_ids` were generated elsewhere and are computed like prompt tokens."""
+
+    key: bytes
+    epoch: int
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    output_ids: Sequence[int] = ()
+    salt: str = ""
+    prefill_only: bool = False  # sample one token, then stop; keep the blocks pinned until `release`
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """Blocks set aside for a prompt whose KV will be pushed here."""
+
+    first_block: int  # blocks before this one are this engine's own prefix hit, pinned
+    block_ids: list[int]  # of prompt blocks first_block, first_block + 1, …
+    cached_tokens: int  # first_block * block_size
+
+
+class Token(msgspec.Struct, frozen=True):
+    """One sampled token. `finish_reason` is set by what tokens alone can tell (end of sequence, stop id, length)."""
+
+    key: bytes
+    epoch: int
+    token_id: int
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id that ended it, end of sequence excepted
+    cached_tokens: int | None = None  # with the request's first token here
+    error: str | None = None  # finish_reason "error": the engine cannot go on with this request
+
+
+class StepOutput(msgspec.Struct, frozen=True):
+    """What one step brought."""
+
+    tokens: list[Token]
+    cache_events: list[CacheEvent]
+    load: EngineLoad
+    timing: StepTiming | None  # None: nothing was computed
+
+
+class LayerHook(Protocol):
+    """Told by `step` how the KV of prefill_only requests grows. Must return at once: compute waits for it."""
+
+    def step_begins(self, ready: list[BlocksReady]) -> None:
+        """The blocks that this step completes. Called in every step that has some, before any layer."""
+
+    def layer_written(self, layer: int, event: object | None) -> None:
+        """Layer's KV of this step is in the cache (CUDA: once `event` has happened), before its attention ran."""
+
+
+class Engine(Protocol):
+    """See the module."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def kv_regions(self) -> list[list[KvRegion]]:
+        """Per rank, per layer: the memory to register for transfers."""
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request. Whatever is wrong with it comes back as a Token with an error."""
+
+    def cancel(self, key: bytes, epoch: int) -> None:
+        """Forget a request; a prefill_only one keeps its announced blocks pinned until `release`. Unknown: no-op."""
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        """Set blocks aside for the whole prompt, own prefix hit pinned; None: no room. Held until commit or release."""
+
+    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
+        """The reserved blocks are filled: decode on behind `first_token`."""
+
+    def release(self, key: bytes, epoch: int) -> None:
+        """Give back a reservation, or unpin a prefill_only request's source blocks. Unknown: no-op."""
+
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+
+    def step(self, hook: LayerHook) -> StepOutput:
+        """Schedule, compute, sample once."""
+
+    def load(self) -> EngineLoad:
+        """Of this moment."""
+
+    def cache_snapshot(self) -> list[BlocksStored]:
+        """Everything in the prefix cache, parents before children."""
+
+    def close(self) -> None:
+        """Free the memory."""

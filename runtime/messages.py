@@ -1,0 +1,262 @@
+"""The control-plane schema: every message between the runtime and an engine process.
+
+MessagePack, one tagged union per direction. A change here changes PROTOCOL_VERSION and all users at once.
+Handoff and cache messages are defined by the state machines that consume them (transfer.events, planner.events).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from dynrt.planner.events import CacheEvents, CacheSnapshot
+from dynrt.transfer.events import (
+    Arm,
+    CancelHandoff,
+    Committed,
+    ConnectPeer,
+    Drained,
+    FencePeer,
+    FirstToken,
+    LeaseExpired,
+    PeerConnected,
+    PeerQuiesced,
+    Quiesced,
+    RenewLease,
+    Reserved,
+    ReserveRefused,
+    Sent,
+)
+from dynrt.transfer.layout import KvGeometry
+
+PROTOCOL_VERSION = 1
+
+Role = Literal["prefill", "decode", "both"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian uint32, the form in which prompts travel."""
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """The inverse of `pack_ids`."""
+    token_ids = array("I", packed)
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return token_ids.tolist()
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How tokens are chosen and when to stop; validated at the door, complete when it reaches an engine."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    seed: int = 0  # always set by the runtime; a token depends on (seed, its position in the output) only
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+
+
+# --- runtime to engine ----------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """Registration accepted."""
+
+    runtime_id: str
+    worker_id: str
+    heartbeat_interval_s: float
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Registration refused for good; the engine exits."""
+
+    reason: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Run a request. `output_ids` were generated before (by another worker): go on behind them.
+
+    purpose "generate": prefill and decode here. "prefill": sample one token, keep the KV for the handoff
+    (key, epoch). "reserve": set blocks aside for that handoff and answer Reserved or ReserveRefused.
+    """
+
+    key: bytes
+    epoch: int
+    purpose: Literal["generate", "prefill", "reserve"]
+    prompt_ids: bytes
+    sampling: SamplingParams
+    output_ids: bytes = b""
+    chars_emitted: int = 0
+    salt: str = ""
+    request_id: str = ""
+    lease_s: float = 30.0
+    peer: str = ""  # purpose "reserve": the incarnation that will push
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """The client is gone, or the request moved: end it wherever it is, silently, and free what it holds."""
+
+    key: bytes
+    epoch: int
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a CacheSnapshot."""
+
+
+class StatusRequest(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a Status; asked by operators and tests."""
+
+    token: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the process in good order."""
+
+
+ToEngine = (
+    Welcome
+    | Refused
+    | Submit
+    | Cancel
+    | SnapshotRequest
+    | StatusRequest
+    | Shutdown
+    | Arm
+    | FirstToken
+    | RenewLease
+    | PeerQuiesced
+    | CancelHandoff
+    | FencePeer
+    | ConnectPeer
+)
+
+
+# --- engine to runtime ----------------------------------------------------------------------------
+
+
+class Register(msgspec.Struct, frozen=True, tag=True):
+    """The first message of an engine; repeated until it is answered, and after the runtime came back."""
+
+    protocol_version: int
+    incarnation: str
+    spawn_token: str  # given by the spawner on the command line; empty when the engine joined by itself
+    role: Role
+    engine_kind: str
+    model: str
+    context_length: int
+    geometry: list[KvGeometry]  # one per rank
+    agent_metadata: list[bytes]
+    region_addresses: list[list[int]]
+    first_token_from: Literal["prefill", "decode"]
+    pid: int
+    host: str
+    version: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """From the heartbeat thread: the process runs, and its compute thread has been in one step for so long."""
+
+    incarnation: str
+    step_age_s: float
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to one request."""
+
+    key: bytes
+    epoch: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int | None = None  # with a request's first delta: prompt tokens not computed here
+    error: str | None = None
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """A worker's load after a step."""
+
+    waiting_requests: int = 0
+    running_requests: int = 0
+    waiting_prefill_tokens: int = 0
+    blocks_total: int = 0
+    blocks_active: int = 0  # held by requests, reservations or pins
+    blocks_cached: int = 0  # unused, but their content is kept
+    preemptions_total: int = 0
+
+
+class StepTiming(msgspec.Struct, frozen=True):
+    """One step, for the planner's coefficients."""
+
+    duration_s: float
+    ended_at: float  # CLOCK_MONOTONIC of the engine's host
+    prefill_tokens: int
+    prefill_context: int  # sum over chunks of end² - start² (attention's share)
+    decode_requests: int
+    decode_kv_tokens: int
+
+
+class StepReport(msgspec.Struct, frozen=True, tag=True):
+    """One message per engine step: the results of all its requests."""
+
+    deltas: list[TokenDelta]
+    load: EngineLoad
+    timing: StepTiming | None
+    cache: CacheEvents | None = None
+
+
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """An engine's inside, for tests that prove nothing leaked."""
+
+    token: int
+    load: EngineLoad
+    open_handoffs: int
+    requests: int
+    open_fds: int
+    threads: int
+    rss_bytes: int
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag=True):
+    """The engine ends in good order; `error` says why if nobody asked it to."""
+
+    incarnation: str
+    error: str | None = None
+
+
+FromEngine = (
+    Register
+    | Heartbeat
+    | StepReport
+    | Status
+    | Goodbye
+    | CacheEvents
+    | CacheSnapshot
+    | PeerConnected
+    | Sent
+    | Quiesced
+    | Reserved
+    | ReserveRefused
+    | Committed
+    | Drained
+    | LeaseExpired
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,43 @@
+"""What users of the runtime hand in and get back: the structs between endpoint, CLI, embedders and runtime."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dynrt.runtime.messages import FinishReason, SamplingParams
+
+LocalPrefill = Literal["auto", "never", "always"]
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    """One prompt to be continued. `prompt_ids` are packed little-endian uint32 (see messages.pack_ids)."""
+
+    prompt_ids: bytes
+    sampling: SamplingParams
+    model: str = ""  # empty: the one model served
+    request_id: str = ""  # for logs; the runtime makes one if empty
+    salt: str = ""  # requests of different salts never share cached KV
+    seeded: bool = False  # False: the runtime draws sampling.seed
+    priority: int = 0
+    traceparent: str = ""
+    local_prefill: LocalPrefill | None = None  # None: as configured
+
+
+class GenerateOutput(msgspec.Struct, frozen=True):
+    """News of a request since the last output: the new tokens and their text, coalesced if the reader is slow."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0  # prompt tokens whose KV was not computed for this request
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """What is served."""
+
+    name: str
+    created: int  # unix seconds
+    context_length: int

@@ -1,0 +1,144 @@
+"""What the three parties of a handoff tell each other: runtime, prefill end and decode end.
+
+Every message names its handoff by `key` (16 bytes, made by the runtime) and `epoch` (one per attempt),
+is idempotent, and may be lost with its sender; who acts then is in docs/design.md's handoff table.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+KEY_BYTES = 16
+
+
+class HandoffMessage(msgspec.Struct, frozen=True):
+    """Root of the messages about one handoff."""
+
+    key: bytes
+    epoch: int
+
+    @property
+    def id(self) -> tuple[bytes, int]:
+        return self.key, self.epoch
+
+
+# --- runtime to the prefill end -------------------------------------------------------------------
+
+
+class Arm(HandoffMessage, frozen=True, tag=True):
+    """The target is known: push prompt blocks `first_block, first_block + 1, …` into these blocks of `peer`."""
+
+    peer: str  # the decode worker's incarnation
+    first_block: int
+    block_ids: list[int]
+
+
+# --- runtime to the decode end --------------------------------------------------------------------
+
+
+class FirstToken(HandoffMessage, frozen=True, tag=True):
+    """The token that the client saw first, and how much of its text was sent."""
+
+    token_id: int
+    chars_emitted: int
+    logprob: float | None = None
+
+
+class RenewLease(msgspec.Struct, frozen=True, tag=True):
+    """The runtime still wants these reservations."""
+
+    ids: list[tuple[bytes, int]]
+    lease_s: float
+
+
+class PeerQuiesced(HandoffMessage, frozen=True, tag=True):
+    """Relayed from the prefill end: nothing is in flight for this handoff, nothing will be posted again."""
+
+
+# --- runtime to either end ------------------------------------------------------------------------
+
+
+class CancelHandoff(HandoffMessage, frozen=True, tag=True):
+    """Stop this handoff. Answered by Quiesced (prefill end) or, once that is known, Drained (decode end)."""
+
+    reason: str
+
+
+class FencePeer(msgspec.Struct, frozen=True, tag=True):
+    """That incarnation is dead: its process has ended. All handoffs with it are over."""
+
+    incarnation: str
+
+
+class ConnectPeer(msgspec.Struct, frozen=True, tag=True):
+    """Prefill: connect to this decode worker. Decode: keep polling, this prefill worker is about to connect."""
+
+    incarnation: str
+    agent_metadata: list[bytes]  # one per rank
+    region_addresses: list[list[int]]  # per rank, the address of each layer's region
+    num_blocks: int
+    will_push: bool  # True to the end that pushes
+
+
+# --- the prefill end to the runtime ---------------------------------------------------------------
+
+
+class PeerConnected(msgspec.Struct, frozen=True, tag=True):
+    """The prefill end can push to `incarnation`; `error` says why not."""
+
+    incarnation: str
+    error: str | None = None
+
+
+class Sent(HandoffMessage, frozen=True, tag=True):
+    """Every posted write was seen DONE; the source blocks are unpinned."""
+
+    kv_bytes: int
+    num_writes: int
+    post_s: float  # seconds that the transfer thread spent inside post calls
+
+
+class Quiesced(HandoffMessage, frozen=True, tag=True):
+    """Nothing posted is unfinished and nothing will be posted again for this handoff."""
+
+    reason: str
+
+
+# --- the decode end to the runtime ----------------------------------------------------------------
+
+
+class Reserved(HandoffMessage, frozen=True, tag=True):
+    """Blocks are set aside for prompt blocks `first_block, …`; earlier ones are this worker's own prefix hit."""
+
+    first_block: int
+    block_ids: list[int]
+    num_units: int  # layers * ranks * len(block_ids)
+
+
+class ReserveRefused(HandoffMessage, frozen=True, tag=True):
+    """No room, or the request cannot run here; nothing is held."""
+
+    reason: str
+
+
+class Committed(HandoffMessage, frozen=True, tag=True):
+    """All units were counted and the first token is known: the blocks are now the request's."""
+
+    received_at: float  # this host's CLOCK_MONOTONIC when the last unit was counted
+    host: str
+
+
+class Drained(HandoffMessage, frozen=True, tag=True):
+    """The reservation is over and its blocks are free."""
+
+    reason: str
+
+
+class LeaseExpired(HandoffMessage, frozen=True, tag=True):
+    """The decode end has heard nothing for its lease and started cancelling; it frees nothing by itself."""
+
+
+ToPrefillEnd = Arm | CancelHandoff | FencePeer | ConnectPeer
+ToDecodeEnd = FirstToken | RenewLease | PeerQuiesced | CancelHandoff | FencePeer | ConnectPeer
+FromPrefillEnd = PeerConnected | Sent | Quiesced
+FromDecodeEnd = Reserved | ReserveRefused | Committed | Drained | LeaseExpired
