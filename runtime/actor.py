@@ -1,0 +1,81 @@
+"""Actors: a task with a bounded mailbox, typed messages and one owner."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from dynrt.runtime.errors import AskTimeoutError, DynrtError, MailboxFullError
+
+Message_contra = TypeVar("Message_contra", contravariant=True)
+Message = TypeVar("Message")
+
+
+class Reference(Protocol[Message_contra]):
+    """How anyone speaks to an actor, in this process or in another."""
+
+    def tell(self, message: Message_contra) -> None:
+        """Send without waiting. Raises MailboxFullError at the bound."""
+
+    async def ask(self, message: Message_contra, timeout_s: float) -> Any:
+        """Send and await the answer. Raises AskTimeoutError."""
+
+
+class _Letter(NamedTuple):
+    message: Any
+    reply: asyncio.Future[Any] | None
+
+
+class Actor(ABC, Generic[Message]):
+    """Handles one message at a time in `receive`; its owner runs `run` as a task."""
+
+    def __init__(self, name: str, mailbox_limit: int = 16_384) -> None:
+        self.name = name
+        self._mailbox: asyncio.Queue[_Letter] = asyncio.Queue(mailbox_limit)
+
+    @property
+    def mailbox_size(self) -> int:
+        return self._mailbox.qsize()
+
+    def tell(self, message: Message) -> None:
+        self._put(_Letter(message, None))
+
+    async def ask(self, message: Message, timeout_s: float) -> Any:
+        reply = asyncio.get_running_loop().create_future()
+        self._put(_Letter(message, reply))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await reply
+        except TimeoutError:
+            raise AskTimeoutError(f"{self.name} did not answer within {timeout_s:g} s") from None
+
+    @abstractmethod
+    async def receive(self, message: Message) -> Any:
+        """Handle one message; the returned value answers an `ask`. A DynrtError refuses the asker, no more."""
+
+    async def run(self) -> None:
+        """Until cancelled. An exception that is not a refusal ends the actor and reaches its owner."""
+        while True:
+            letter = await self._mailbox.get()
+            await self._handle(letter)
+
+    def _put(self, letter: _Letter) -> None:
+        try:
+            self._mailbox.put_nowait(letter)
+        except asyncio.QueueFull:
+            raise MailboxFullError(
+                f"the mailbox of {self.name} is full ({self._mailbox.maxsize} messages)"
+            ) from None
+
+    async def _handle(self, letter: _Letter) -> None:
+        try:
+            answer = await self.receive(letter.message)
+        except DynrtError as error:
+            if letter.reply is None:
+                raise
+            if not letter.reply.done():
+                letter.reply.set_exception(error)
+            return
+        if letter.reply is not None and not letter.reply.done():
+            letter.reply.set_result(answer)

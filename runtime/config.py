@@ -1,0 +1,59 @@
+"""What a runtime is told at its start."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.requests import LocalPrefill
+
+EngineKind = Literal["native"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+MAX_WORKERS_PER_POOL = 64
+
+
+class RuntimeConfig(msgspec.Struct, frozen=True):
+    """One model, a pool of prefill workers and a pool of decode workers. None means: choose for this machine."""
+
+    model: str | None = None  # alias, Hugging Face directory, GGUF file or hub id; None: smollm2-135m
+    prefill: int = 1
+    decode: int = 1
+    engine: EngineKind = "native"
+    dtype: Dtype = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None  # per engine process
+    local_prefill: LocalPrefill = "auto"
+    kv_blocks: int | None = None  # per engine
+    max_batch_tokens: int = 512
+    max_batch_requests: int = 64
+    max_open_requests: int = 4096
+    control: str | None = None  # address of the control socket; None: ipc in a private directory
+    start_timeout_s: float = 600.0
+    heartbeat_interval_s: float = 0.5
+    heartbeat_limit_s: float = 10.0
+    step_limit_s: float = 300.0  # a step that computes for longer than this is a hang
+    max_attempts: int = 3  # times that one request may be (re)started
+    no_worker_wait_s: float = 4.0  # how long a request waits for a worker to come back
+
+
+def check_config(config: RuntimeConfig) -> None:
+    """Refuse what cannot work, before anything is started."""
+    for name in ("prefill", "decode"):
+        count = getattr(config, name)
+        if not 0 <= count <= MAX_WORKERS_PER_POOL:
+            raise ConfigError(f"--{name} is {count}; it can be 0 to {MAX_WORKERS_PER_POOL}")
+    if config.prefill + config.decode == 0 and config.control is None:
+        raise ConfigError(
+            "--prefill 0 --decode 0 leaves no engine; use at least --decode 1, or --control for engines that join"
+        )
+    if config.prefill and not config.decode and config.control is None:
+        raise ConfigError(
+            f"--prefill {config.prefill} --decode 0 leaves nobody to decode; use --decode 1 or more"
+        )
+    for name, least in (("threads", 1), ("kv_blocks", 2), ("max_batch_tokens", 1), ("max_batch_requests", 1)):
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; at least {least}")

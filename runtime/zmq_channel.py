@@ -1,0 +1,153 @@
+"""The control socket over ZeroMQ: one ROUTER, read through its file descriptor on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from dynrt.runtime.channel import OnMessage
+from dynrt.runtime.errors import ConfigError, MailboxFullError
+from dynrt.runtime.messages import ToEngine, decode_from_engine, encode
+
+log = logging.getLogger("dynrt.channel")
+
+OUTBOX_LIMIT = 10_000  # messages; an engine that far behind counts as hung
+RETRY_S = 0.005
+DRAIN_BATCH = 256  # messages read before the loop may do something else
+LINK_SEPARATOR = "#"  # tcp addresses carry the server's CURVE key behind it
+
+
+class ZmqChannel:
+    """See Channel. `ipc://` needs no keys; `tcp://` is encrypted, and its address carries the server's public key."""
+
+    def __init__(self, address: str | None = None) -> None:
+        self._requested = address
+        self._address = ""
+        self._directory: Path | None = None
+        self._context = zmq.Context()
+        self._outboxes: dict[bytes, deque[bytes]] = {}
+        self._retry: asyncio.TimerHandle | None = None
+        self._redrain: asyncio.Handle | None = None
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    def open(self, on_message: OnMessage) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        # An engine that reconnects under its identity takes over from its own dead connection.
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)
+        self._socket.set(zmq.LINGER, 0)
+        self._address = self._bind(self._requested)
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._drain)
+        self._drain()
+
+    def send(self, incarnation: str, message: ToEngine) -> None:
+        identity, payload = incarnation.encode(), encode(message)
+        outbox = self._outboxes.get(identity)
+        if outbox is None and self._send_now(identity, payload):
+            return
+        outbox = self._outboxes.setdefault(identity, deque())
+        if len(outbox) >= OUTBOX_LIMIT:
+            raise MailboxFullError(f"engine {incarnation} has not taken {OUTBOX_LIMIT} messages")
+        outbox.append(payload)
+        self._schedule_retry()
+
+    def forget(self, incarnation: str) -> None:
+        self._outboxes.pop(incarnation.encode(), None)
+
+    def backlog(self) -> int:
+        return sum(map(len, self._outboxes.values()))
+
+    def close(self) -> None:
+        for handle in (self._retry, self._redrain):
+            if handle is not None:
+                handle.cancel()
+        if self._address:
+            self._loop.remove_reader(self._descriptor)
+            self._socket.close(0)
+        self._context.term()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _bind(self, requested: str | None) -> str:
+        if requested is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="dynrt-"))  # mode 0700: only we can connect
+            requested = f"ipc://{self._directory}/control"
+        key = self._use_curve() if requested.startswith("tcp://") else ""
+        try:
+            self._socket.bind(requested)
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"cannot listen for engines at {requested!r}: {error.strerror}; choose another --control address"
+            ) from error
+        endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return f"{endpoint}{LINK_SEPARATOR}{key}" if key else endpoint
+
+    def _use_curve(self) -> str:
+        public, secret = zmq.curve_keypair()
+        self._socket.set(zmq.CURVE_SERVER, 1)
+        self._socket.set(zmq.CURVE_SECRETKEY, secret)
+        return public.decode()
+
+    def _send_now(self, identity: bytes, payload: bytes) -> bool:
+        try:
+            self._socket.send_multipart((identity, payload), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            # Not connected (any more). Its pidfd or its missing heartbeat ends it; a message more is lost with it.
+            log.debug("message to unknown engine dropped", extra={"incarnation": identity.decode()})
+        self._drain_soon()  # the descriptor is edge-triggered, and a send may have consumed its edge
+        return True
+
+    def _schedule_retry(self) -> None:
+        if self._retry is None:
+            self._retry = self._loop.call_later(RETRY_S, self._flush)
+
+    def _flush(self) -> None:
+        self._retry = None
+        for identity in list(self._outboxes):
+            outbox = self._outboxes[identity]
+            while outbox and self._send_now(identity, outbox[0]):
+                outbox.popleft()
+            if not outbox:
+                del self._outboxes[identity]
+        if self._outboxes:
+            self._schedule_retry()
+
+    def _drain_soon(self) -> None:
+        if self._redrain is None:
+            self._redrain = self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._redrain = None
+        for _ in range(DRAIN_BATCH):
+            try:
+                identity, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(identity, payload)
+        self._drain_soon()
+
+    def _receive(self, identity: bytes, payload: bytes) -> None:
+        incarnation = identity.decode(errors="replace").removesuffix(".hb")
+        try:
+            message = decode_from_engine(payload)
+        except msgspec.DecodeError as error:
+            log.warning("unreadable message", extra={"incarnation": incarnation, "error": str(error)})
+            return
+        self._on_message(incarnation, message)
