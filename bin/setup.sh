@@ -1,0 +1,157 @@
+# shellcheck shell=bash
+# Keeps the project's Python environment complete; sourced by bin/dynrt, bin/test and bin/bench.
+#
+# `ensure_environment run|test` makes $venv hold what running, or testing as well, needs. $stamp exists only
+# while that is so: it is removed before pip changes anything, so a set-up cut short is seen at the next start
+# and done anew (pip itself would take a half-written package for an installed one).
+
+root=$(readlink -f "${BASH_SOURCE[0]}")
+root=${root%/bin/setup.sh}
+venv=$root/.venv
+stamp=$venv/.setup-complete # three lines: what the environment was made for, what pip installed, run or test
+log=$venv/setup.log
+
+torch_cpu_version=2.13.0
+torch_cpu_index=https://download.pytorch.org/whl/cpu
+lock_deadline_s=1800
+
+say() { printf 'dynrt: %s\n' "$*" >&2; }
+
+fail() {
+    say "$@"
+    exit 1
+}
+
+# --- what is there --------------------------------------------------------------------------------
+
+torch_build() {
+    if [[ -e /dev/nvidiactl ]] || command -v nvidia-smi >/dev/null; then echo cuda; else echo cpu; fi
+}
+
+# An environment serves one folder, one interpreter and one build of torch; for another it is made anew.
+current_identity() { echo "$root|$(readlink -f "$venv/bin/python")|$(torch_build)"; }
+
+current_requirements() { cat "$root/pyproject.toml" "$root/bin/setup.sh" | sha256sum; }
+
+# Sets stamped_identity, stamped_requirements and stamped_purpose; all empty where no set-up was completed.
+read_stamp() {
+    stamped_identity='' stamped_requirements='' stamped_purpose=''
+    [[ -f $stamp ]] || return 0
+    { read -r stamped_identity && read -r stamped_requirements && read -r stamped_purpose; } <"$stamp" || true
+}
+
+is_sound() { [[ -x $venv/bin/python && $stamped_identity == "$(current_identity)" ]]; }
+
+is_ready() { # is_ready run|test
+    read_stamp
+    [[ $stamped_purpose == "$1" || $stamped_purpose == test ]] &&
+        is_sound && [[ $stamped_requirements == "$(current_requirements)" ]]
+}
+
+# --- setting up -----------------------------------------------------------------------------------
+
+find_python() {
+    local candidate
+    for candidate in python3.11 python3 python3.12 python3.13 python3.14; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "needs Python 3.11 or newer, found $(python3 --version 2>/dev/null || echo none) in PATH;" \
+        "install it with its venv module ('apt install python3 python3-venv', or from python.org) and start again"
+}
+
+# Copies pip's output to the log and shows the latest line of it, or that it still runs, every 5 seconds.
+report_progress() {
+    local line latest='' shown_s=$SECONDS status
+    while true; do
+        status=0
+        read -r -t 5 line || status=$?
+        if ((status > 0 && status <= 128)); then break; fi # end of file; above 128: nothing for 5 seconds
+        if [[ -n $line ]]; then
+            printf '%s\n' "$line" >>"$log"
+            latest=$line
+        fi
+        if ((SECONDS - shown_s >= 5)); then
+            say "  $SECONDS s: ${latest:0:100}"
+            shown_s=$SECONDS
+        fi
+    done
+}
+
+pip_install() {
+    if [[ -t 2 ]]; then
+        "$venv/bin/python" -m pip install "$@" >&2
+    else
+        "$venv/bin/python" -m pip install --progress-bar off "$@" 2>&1 </dev/null | report_progress
+    fi
+}
+
+fail_install() { # fail_install WHAT
+    if [[ -f $log ]]; then tail -n 15 "$log" >&2; fi
+    fail "could not install $1: pip's reason is above; start again once it is dealt with"
+}
+
+create_environment() {
+    local python
+    python=$(find_python) || exit
+    say "creating the environment $venv with $python"
+    "$python" -m venv --clear "$venv" >&2 ||
+        fail "could not create $venv: '$python -m venv' failed, see above;" \
+            "on Debian and Ubuntu its venv module is a package of its own, python3-venv"
+}
+
+# Without a GPU a plain `torch` would bring a CUDA build of several GB. The version suffix +cpu is known to
+# PyTorch's own index and to local mirrors of it; where neither is reachable, the plain release serves as well.
+install_torch_for_cpu() {
+    say "installing torch $torch_cpu_version (CPU build: no NVIDIA GPU here)"
+    pip_install "torch==$torch_cpu_version+cpu" && return
+    say "pip's configured sources have no CPU build of torch; asking PyTorch's own index"
+    pip_install "torch==$torch_cpu_version" --extra-index-url "$torch_cpu_index" || fail_install torch
+}
+
+install_project() { # install_project run|test
+    local project=$root
+    if [[ $1 == test ]]; then project+='[test]'; fi
+    if [[ $(torch_build) == cuda ]]; then
+        say "installing dependencies for: $1 (with torch's CUDA build: several GB the first time)"
+    else
+        say "installing dependencies for: $1"
+    fi
+    pip_install --editable "$project" || fail_install "the project's dependencies"
+}
+
+write_stamp() { # write_stamp run|test
+    printf '%s\n' "$(current_identity)" "$(current_requirements)" "$1" >"$stamp.new"
+    mv "$stamp.new" "$stamp"
+}
+
+set_up() { # set_up run|test
+    local purpose=$1
+    if is_sound; then
+        if [[ $stamped_purpose == test ]]; then purpose='test'; fi
+        rm "$stamp"
+    else
+        create_environment
+        if [[ $(torch_build) == cpu ]]; then install_torch_for_cpu; fi
+    fi
+    install_project "$purpose"
+    write_stamp "$purpose"
+    say "set up in $SECONDS s"
+}
+
+# The lock is on this file, so that it leaves none behind; it ends with the set-up, before anything is run.
+ensure_environment() { # ensure_environment run|test
+    if is_ready "$1"; then return; fi
+    unset PYTHONHOME PYTHONPATH
+    export PIP_DISABLE_PIP_VERSION_CHECK=1
+    {
+        if ! flock --nonblock 9; then
+            say "another start is setting up $venv; waiting for it"
+            flock --timeout "$lock_deadline_s" 9 ||
+                fail "waited $lock_deadline_s s for another set-up of $venv; end it and start again"
+        fi
+        if ! is_ready "$1"; then set_up "$1"; fi
+    } 9<"$root/bin/setup.sh"
+}
