@@ -34,6 +34,8 @@ from dynrt.transfer.events import (
 from dynrt.transfer.layout import KvGeometry
 
 PROTOCOL_VERSION = 1
+ADDRESS_KEY_SEPARATOR = "#"  # a tcp control address carries the runtime's CURVE public key behind it
+HEARTBEAT_SUFFIX = ".hb"  # a heartbeat socket's identity is the incarnation with this behind it
 
 Role = Literal["prefill", "decode", "both"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -87,6 +89,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Unknown(msgspec.Struct, frozen=True, tag=True):
+    """This runtime does not know the sender: drop what an earlier runtime asked for, and register."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """Run a request. `output_ids` were generated before (by another worker): go on behind them.
 
@@ -131,6 +137,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 ToEngine = (
     Welcome
     | Refused
+    | Unknown
     | Submit
     | Cancel
     | SnapshotRequest

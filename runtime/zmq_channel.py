@@ -14,14 +14,19 @@ import zmq
 
 from dynrt.runtime.channel import OnMessage
 from dynrt.runtime.errors import ConfigError, MailboxFullError
-from dynrt.runtime.messages import ToEngine, decode_from_engine, encode
+from dynrt.runtime.messages import (
+    ADDRESS_KEY_SEPARATOR,
+    HEARTBEAT_SUFFIX,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
 
 log = logging.getLogger("dynrt.channel")
 
 OUTBOX_LIMIT = 10_000  # messages; an engine that far behind counts as hung
 RETRY_S = 0.005
 DRAIN_BATCH = 256  # messages read before the loop may do something else
-LINK_SEPARATOR = "#"  # tcp addresses carry the server's CURVE key behind it
 
 
 class ZmqChannel:
@@ -93,7 +98,7 @@ class ZmqChannel:
                 f"cannot listen for engines at {requested!r}: {error.strerror}; choose another --control address"
             ) from error
         endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return f"{endpoint}{LINK_SEPARATOR}{key}" if key else endpoint
+        return f"{endpoint}{ADDRESS_KEY_SEPARATOR}{key}" if key else endpoint
 
     def _use_curve(self) -> str:
         public, secret = zmq.curve_keypair()
@@ -144,7 +149,7 @@ class ZmqChannel:
         self._drain_soon()
 
     def _receive(self, identity: bytes, payload: bytes) -> None:
-        incarnation = identity.decode(errors="replace").removesuffix(".hb")
+        incarnation = identity.decode(errors="replace").removesuffix(HEARTBEAT_SUFFIX)
         try:
             message = decode_from_engine(payload)
         except msgspec.DecodeError as error:

@@ -1,0 +1,70 @@
+"""From sampled tokens to the text that clients get: one text stream per request of this engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from dynrt.engines.protocol import Token
+from dynrt.engines.text import TextStream
+from dynrt.runtime.messages import Submit, TokenDelta, unpack_ids
+
+HandoffId = tuple[bytes, int]
+
+
+class Replies:
+    """Turns each step's tokens into deltas, and ends a request whose text runs into a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._open: dict[HandoffId, tuple[Submit, TextStream]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, submit: Submit, output_ids: Sequence[int], chars_emitted: int) -> None:
+        """The request's next token here is the one behind `output_ids`; `chars_emitted` of their text were sent."""
+        sampling = submit.sampling
+        stream = TextStream.resume(
+            self._tokenizer,
+            unpack_ids(submit.prompt_ids),
+            output_ids,
+            chars_emitted,
+            stop=sampling.stop,
+            include_stop=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens,
+        )
+        self._open[submit.key, submit.epoch] = submit, stream
+
+    def close(self, key: bytes, epoch: int) -> None:
+        self._open.pop((key, epoch), None)
+
+    def close_all(self) -> None:
+        self._open.clear()
+
+    def deltas(self, tokens: Sequence[Token]) -> list[TokenDelta]:
+        """Tokens of requests that are closed here (cancelled, or stopped by their text) are left out."""
+        return [self._delta(token) for token in tokens if (token.key, token.epoch) in self._open]
+
+    def _delta(self, token: Token) -> TokenDelta:
+        submit, stream = self._open[token.key, token.epoch]
+        delta = self._failed(token) if token.finish_reason == "error" else self._worded(token, submit, stream)
+        if delta.finish_reason is not None or submit.purpose == "prefill":
+            self.close(token.key, token.epoch)
+        return delta
+
+    def _failed(self, token: Token) -> TokenDelta:
+        return TokenDelta(token.key, token.epoch, [], "", "error", error=token.error or "the engine failed")
+
+    def _worded(self, token: Token, submit: Submit, stream: TextStream) -> TokenDelta:
+        hidden = token.finish_reason == "stop" and not submit.sampling.include_stop_str_in_output
+        piece = stream.push([] if hidden else [token.token_id])
+        text, finish, reason = piece.text, token.finish_reason, token.stop_reason
+        if piece.stopped is not None:
+            return TokenDelta(
+                token.key, token.epoch, [token.token_id], text, "stop", piece.stopped, token.cached_tokens
+            )
+        if finish is not None:
+            text += stream.finish()
+        return TokenDelta(token.key, token.epoch, [token.token_id], text, finish, reason, token.cached_tokens)
