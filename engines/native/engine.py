@@ -1,0 +1,171 @@
+"""The native engine: scheduler and block pool around a torch model, as one `engines.protocol.Engine`."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import torch
+
+from dynrt.engines.config import EngineConfig
+from dynrt.engines.native.batch import Chunk
+from dynrt.engines.native.block_pool import BlockPool
+from dynrt.engines.native.limits import SchedulerLimits
+from dynrt.engines.native.model import Model, default_dtype, load_model
+from dynrt.engines.native.sampler import sample
+from dynrt.engines.native.scheduler import Batch, Scheduler
+from dynrt.engines.protocol import EngineInfo, EngineRequest, LayerHook, Reservation, StepOutput, Token
+from dynrt.planner.events import BlocksStored
+from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.messages import EngineLoad, StepTiming
+from dynrt.transfer.layout import KvGeometry, KvRegion
+
+CPU_KV_BYTES = 1 << 30  # the KV cache on a CPU, unless one full context needs more
+CUDA_KV_SHARE = 0.85  # of the memory that is free once the model is loaded; the rest is for activations
+
+
+class NativeEngine:
+    """See engines.protocol.Engine. Raises ConfigError or ModelLoadError if it cannot be built."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self._device = _choose_device(config)
+        dtype = default_dtype(self._device) if config.dtype == "auto" else getattr(torch, config.dtype)
+        self._model = load_model(config.model_dir, dtype, self._device)
+        geometry = _choose_geometry(config, self._model, dtype, self._device)
+        self._kv = self._model.new_kv_cache(geometry.num_blocks, geometry.block_size)
+        self._info = EngineInfo(
+            kind="native",
+            context_length=self._model.config.context_length,
+            vocab_size=self._model.config.vocab_size,
+            eos_token_ids=frozenset(self._model.config.eos_token_ids),
+            geometry=[geometry],
+        )
+        self._pool = BlockPool(geometry.num_blocks, geometry.block_size)
+        self._scheduler = Scheduler(_limits(config, self._info), self._pool)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def kv_regions(self) -> list[list[KvRegion]]:
+        return [[KvRegion(layer.data_ptr(), layer.nbytes, layer.device.index) for layer in self._kv]]
+
+    def submit(self, request: EngineRequest) -> None:
+        self._scheduler.submit(request)
+
+    def cancel(self, key: bytes, epoch: int) -> None:
+        self._scheduler.cancel(key, epoch)
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        return self._scheduler.reserve(request)
+
+    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
+        self._scheduler.commit(key, epoch, first_token)
+
+    def release(self, key: bytes, epoch: int) -> None:
+        self._scheduler.release(key, epoch)
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_work() or self._pool.has_events()
+
+    def step(self, hook: LayerHook) -> StepOutput:
+        started_at = time.perf_counter()
+        tokens = self._scheduler.take_refused()
+        batch = self._scheduler.schedule()
+        timing = None
+        if batch.chunks:
+            tokens += self._run(batch, hook)
+            timing = _timing(batch.chunks, time.perf_counter() - started_at)
+        return StepOutput(tokens, self._pool.take_events(), self.load(), timing)
+
+    def load(self) -> EngineLoad:
+        return self._scheduler.load()
+
+    def cache_snapshot(self) -> list[BlocksStored]:
+        return self._pool.snapshot()
+
+    def close(self) -> None:
+        """Free the KV cache and the model; nothing else may be called afterwards."""
+        del self._kv, self._model
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _run(self, batch: Batch, hook: LayerHook) -> list[Token]:
+        """Compute a batch. What torch cannot do (no memory, say) ends this batch's requests, not the engine."""
+        if batch.ready:
+            hook.step_begins(batch.ready)
+        try:
+            sampled = self._compute(batch, hook)
+        except RuntimeError as error:
+            return self._scheduler.fail(batch, f"a step of {batch.num_tokens} tokens failed: {error}")
+        return self._scheduler.advance(batch, sampled)
+
+    @torch.inference_mode()
+    def _compute(self, batch: Batch, hook: LayerHook) -> list[int]:
+        """The batch's KV into the cache; the sampled tokens of its chunks with `sample`."""
+        grows = any(not blocks.written for blocks in batch.ready)
+        logits = self._model.forward(batch.chunks, self._kv, hook.layer_written if grows else None)
+        return sample(logits, [chunk.sample for chunk in batch.chunks if chunk.sample is not None])
+
+
+def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerLimits:
+    return SchedulerLimits(
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_requests=config.max_batch_requests,
+    )
+
+
+def _choose_device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device is 'cuda' and torch finds no CUDA device: use 'cpu' or 'auto'")
+    if config.device == "cpu" or not has_cuda:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _choose_geometry(
+    config: EngineConfig, model: Model, dtype: torch.dtype, device: torch.device
+) -> KvGeometry:
+    geometry = KvGeometry(
+        num_layers=model.config.num_layers,
+        num_blocks=0,
+        block_size=config.block_size,
+        num_kv_heads=model.config.num_kv_heads,
+        head_size=model.config.head_size,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+    num_blocks = config.kv_blocks
+    if num_blocks is None:
+        num_blocks = _count_blocks(geometry, model.config.context_length, device)
+    if num_blocks < 1:
+        raise ConfigError(f"the KV cache would have {num_blocks} blocks: free device memory or set kv_blocks")
+    return msgspec.structs.replace(geometry, num_blocks=num_blocks)
+
+
+def _count_blocks(geometry: KvGeometry, context_length: int, device: torch.device) -> int:
+    block_bytes = geometry.num_layers * geometry.layer_block_bytes
+    if device.type == "cuda":
+        free_bytes, _total_bytes = torch.cuda.mem_get_info(device)
+        return int(free_bytes * CUDA_KV_SHARE) // block_bytes
+    full_context = -(-context_length // geometry.block_size)
+    return max(CPU_KV_BYTES // block_bytes, full_context)
+
+
+def _timing(chunks: list[Chunk], duration_s: float) -> StepTiming:
+    """A chunk of one token costs what a decode costs, so it counts as one."""
+    prefills = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
+    decodes = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
+    return StepTiming(
+        duration_s=duration_s,
+        ended_at=time.monotonic(),
+        prefill_tokens=sum(len(chunk.token_ids) for chunk in prefills),
+        prefill_context=sum(chunk.end**2 - chunk.start**2 for chunk in prefills),
+        decode_requests=len(decodes),
+        decode_kv_tokens=sum(chunk.end for chunk in decodes),
+    )

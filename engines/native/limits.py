@@ -1,0 +1,59 @@
+"""What a native engine can take, and why a request can never run on it (sans-IO)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynrt.engines.native.block_pool import BlockPool
+from dynrt.engines.protocol import EngineRequest
+
+
+class SchedulerLimits(msgspec.Struct, frozen=True):
+    """What the model can take, and how much of it one step may compute."""
+
+    context_length: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    max_batch_tokens: int
+    max_batch_requests: int
+
+
+def find_refusal(request: EngineRequest, limits: SchedulerLimits, pool: BlockPool) -> str | None:
+    """Why this request can never run here, naming the values; None if it can."""
+    num_prompt, num_outputs = len(request.prompt_ids), len(request.output_ids)
+    max_tokens = request.sampling.max_tokens
+    if not num_prompt:
+        return "the prompt is empty: give at least one token"
+    if num_outputs >= max_tokens:
+        return f"{num_outputs} output tokens were given and max_tokens is {max_tokens}: nothing is left to do"
+    if num_prompt + max_tokens > limits.context_length:
+        return (
+            f"{num_prompt} prompt tokens and max_tokens {max_tokens} exceed the context length of "
+            f"{limits.context_length}: shorten the prompt or lower max_tokens"
+        )
+    foreign_id = _find_foreign_id(request, limits.vocab_size)
+    if foreign_id is not None:
+        return f"token id {foreign_id} is outside the vocabulary of {limits.vocab_size}: use the model's tokenizer"
+    num_tokens = _count_kv_tokens(request)
+    num_blocks = pool.blocks_for(num_tokens)
+    if num_blocks > pool.num_blocks:
+        return (
+            f"{num_tokens} tokens need {num_blocks} KV blocks and the cache has {pool.num_blocks}: "
+            f"shorten the request or raise kv_blocks"
+        )
+    return None
+
+
+def _count_kv_tokens(request: EngineRequest) -> int:
+    """Tokens whose KV must fit at once. The KV of the last token sampled is never computed."""
+    if request.prefill_only:
+        return len(request.prompt_ids) + len(request.output_ids)
+    return len(request.prompt_ids) + request.sampling.max_tokens - 1
+
+
+def _find_foreign_id(request: EngineRequest, vocab_size: int) -> int | None:
+    for token_ids in (request.prompt_ids, request.output_ids):
+        for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token_id < vocab_size:
+                return token_id
+    return None

@@ -1,0 +1,295 @@
+"""Which tokens are computed in the next step, and in which blocks (sans-IO).
+
+Decodes come first, then prompts already begun, then new requests in the order of their arrival. A request is
+admitted once blocks for all its known tokens are there, so only decoding can run out of blocks; then the youngest
+running request gives its blocks back and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import msgspec
+
+from dynrt.engines.native.batch import Chunk
+from dynrt.engines.native.block_pool import BlockPool
+from dynrt.engines.native.limits import SchedulerLimits, find_refusal
+from dynrt.engines.native.sequence import RequestId, Sequence
+from dynrt.engines.protocol import EngineRequest, Reservation, Token
+from dynrt.runtime.errors import InvalidRequestError
+from dynrt.runtime.messages import EngineLoad
+from dynrt.transfer.local import BlocksReady
+
+NO_TOKEN = -1  # the token_id of a Token that carries an error
+
+
+class Batch(msgspec.Struct):
+    """One step's work: `chunks[i]` belongs to `sequences[i]`; `ready` are the handoff blocks that it completes."""
+
+    chunks: list[Chunk] = []
+    sequences: list[Sequence] = []
+    ready: list[BlocksReady] = []
+    num_tokens: int = 0
+
+
+class Scheduler:
+    """Takes requests and sampled tokens, gives batches and the requests' tokens.
+
+    Call `schedule`, compute, then `advance` (or `fail`) with that batch before anything else. Requests are known
+    by (key, epoch).
+    """
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        assert limits.max_batch_tokens > 0 and limits.max_batch_requests > 0, limits
+        self._limits = limits
+        self._pool = pool
+        self._waiting: OrderedDict[RequestId, Sequence] = OrderedDict()
+        self._running: dict[RequestId, Sequence] = {}  # oldest first
+        self._reserved: dict[RequestId, Sequence] = {}
+        self._pinned: dict[RequestId, list[int]] = {}  # announced for a handoff, held until `release`
+        self._refused: list[Token] = []
+        self._num_preemptions = 0
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request; one that can never run ends with an error Token (see `take_refused`)."""
+        sequence = Sequence.of(request)
+        assert sequence.id not in self._waiting and sequence.id not in self._running, (
+            f"{sequence.id} runs here"
+        )
+        refusal = find_refusal(request, self._limits, self._pool)
+        if refusal is None:
+            self._waiting[sequence.id] = sequence
+        else:
+            self._refused.append(_error_token(sequence.id, refusal))
+
+    def cancel(self, key: bytes, epoch: int) -> None:
+        """Forget a request. Its pinned blocks stay pinned, a reservation stays reserved."""
+        self._waiting.pop((key, epoch), None)
+        if (key, epoch) in self._running:
+            self._pool.release(self._running.pop((key, epoch)).block_ids)
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        """Hold blocks for all of `prompt_ids` and `output_ids`, own prefix hit included; None: no room now.
+
+        Raises InvalidRequestError if the request can never run here.
+        """
+        sequence = Sequence.of(request)
+        assert sequence.id not in self._reserved, f"{sequence.id} is reserved already"
+        refusal = find_refusal(request, self._limits, self._pool)
+        if refusal is not None:
+            raise InvalidRequestError(refusal)
+        hit = self._pool.lookup(sequence.token_ids, sequence.salt)
+        if self._blocks_needed(sequence, hit) > self._pool.num_available - self._count_promised():
+            return None
+        self._occupy(sequence, hit)
+        self._reserved[sequence.id] = sequence
+        return Reservation(len(hit), sequence.block_ids[len(hit) :], sequence.num_computed)
+
+    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
+        """The reserved blocks are filled: go on behind `first_token`, which did not end the request."""
+        sequence = self._reserved.pop((key, epoch))
+        sequence.num_computed = len(sequence.token_ids)
+        self._store_full_blocks(sequence)
+        sequence.token_ids.append(first_token)
+        sequence.num_given = len(sequence.token_ids)
+        max_tokens = sequence.request.sampling.max_tokens
+        assert sequence.num_outputs < max_tokens, (
+            f"first token is output {sequence.num_outputs} of {max_tokens}"
+        )
+        self._running[sequence.id] = sequence
+
+    def release(self, key: bytes, epoch: int) -> None:
+        """Give a reservation back, or unpin the blocks announced for a handoff."""
+        if (key, epoch) in self._reserved:
+            self._pool.release(self._reserved.pop((key, epoch)).block_ids)
+        self._pool.release(self._pinned.pop((key, epoch), []))
+
+    # --- steps ----------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        """Whether a step would do anything. False while all that waits needs a release, commit or cancel first."""
+        return bool(self._running or self._refused) or self._find_admissible() is not None
+
+    def take_refused(self) -> list[Token]:
+        """The errors of requests that were submitted since the last call and can never run."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def schedule(self) -> Batch:
+        """The next step's work; empty if nothing can be computed."""
+        batch = Batch()
+        decodes = [sequence for sequence in self._running.values() if sequence.num_uncomputed == 1]
+        prefills = [sequence for sequence in self._running.values() if sequence.num_uncomputed > 1]
+        for sequence in decodes:
+            if self._has_room(batch) and self._grow(sequence):
+                self._add(batch, sequence)
+        for sequence in prefills:
+            if self._has_room(batch) and sequence.id in self._running:
+                self._add(batch, sequence)
+        for sequence in self._admit_while_room(batch):
+            self._add(batch, sequence)
+        return batch
+
+    def advance(self, batch: Batch, sampled: list[int]) -> list[Token]:
+        """The batch is computed; `sampled` has one token for each chunk with `sample`, in order."""
+        next_sampled = iter(sampled)
+        tokens: list[Token] = []
+        for sequence, chunk in zip(batch.sequences, batch.chunks, strict=True):
+            sequence.num_computed = chunk.end
+            self._store_full_blocks(sequence)
+            if chunk.sample is not None:
+                tokens.append(self._append(sequence, next(next_sampled)))
+        assert next(next_sampled, None) is None, f"{len(sampled)} tokens for {len(tokens)} requests"
+        return tokens
+
+    def fail(self, batch: Batch, error: str) -> list[Token]:
+        """The batch could not be computed: end its requests. Pinned blocks stay pinned."""
+        for sequence in batch.sequences:
+            self._leave(sequence)
+        return [_error_token(sequence.id, error) for sequence in batch.sequences]
+
+    def load(self) -> EngineLoad:
+        waiting = sum(sequence.num_uncomputed for sequence in self._waiting.values())
+        running = (sequence.num_uncomputed for sequence in self._running.values())
+        return EngineLoad(
+            waiting_requests=len(self._waiting),
+            running_requests=len(self._running),
+            waiting_prefill_tokens=waiting + sum(count for count in running if count > 1),
+            blocks_total=self._pool.num_blocks,
+            blocks_active=self._pool.num_active,
+            blocks_cached=self._pool.num_cached,
+            preemptions_total=self._num_preemptions,
+        )
+
+    # --- room -----------------------------------------------------------------------------------------
+
+    def _blocks_needed(self, sequence: Sequence, hit: list[int]) -> int:
+        """How many available blocks `_occupy` takes, unused ones of the hit included."""
+        return self._pool.blocks_for(len(sequence.token_ids)) - len(hit) + self._pool.count_unused(hit)
+
+    def _count_growing(self) -> int:
+        """One block for each running request to grow into, lest what comes in now is preempted at once."""
+        return sum(not sequence.request.prefill_only for sequence in self._running.values())
+
+    def _count_promised(self) -> int:
+        """Blocks that a reservation must leave to others: to growth, and to the request that waits longest."""
+        head = next(iter(self._waiting.values()), None)
+        needed = 0 if head is None else self._blocks_needed(head, self._find_hit(head))
+        return self._count_growing() + needed
+
+    def _find_hit(self, sequence: Sequence) -> list[int]:
+        """The cached prefix of a request to be computed here; its last token always remains to be computed."""
+        return self._pool.lookup(sequence.token_ids[:-1], sequence.salt)
+
+    def _find_admissible(self) -> tuple[Sequence, list[int]] | None:
+        """The request that waits longest and its prefix hit, if it can run now."""
+        if not self._waiting or len(self._running) >= self._limits.max_batch_requests:
+            return None
+        head = next(iter(self._waiting.values()))
+        hit = self._find_hit(head)
+        if self._blocks_needed(head, hit) > self._pool.num_available - self._count_growing():
+            return None
+        return head, hit
+
+    def _admit_while_room(self, batch: Batch) -> Iterator[Sequence]:
+        while self._has_room(batch) and (found := self._find_admissible()):
+            sequence, hit = found
+            del self._waiting[sequence.id]
+            self._occupy(sequence, hit)
+            self._running[sequence.id] = sequence
+            yield sequence
+
+    def _occupy(self, sequence: Sequence, hit: list[int]) -> None:
+        """Hold blocks for all known tokens, `hit` for the first of them."""
+        self._pool.acquire(hit)
+        num_blocks = self._pool.blocks_for(len(sequence.token_ids))
+        sequence.block_ids = hit + self._pool.allocate(num_blocks - len(hit))
+        sequence.num_stored = len(hit)
+        sequence.num_computed = len(hit) * self._pool.block_size
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.num_computed
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for one more token; False if that cost this request itself its place."""
+        while sequence.id in self._running:
+            if len(sequence.block_ids) * self._pool.block_size > sequence.num_computed:
+                return True
+            if self._pool.num_available:
+                sequence.block_ids += self._pool.allocate(1)
+            else:
+                self._preempt_youngest()
+        return False
+
+    def _preempt_youngest(self) -> None:
+        request_id, youngest = self._running.popitem()
+        self._pool.release(youngest.reset())
+        self._waiting[request_id] = youngest
+        self._waiting.move_to_end(request_id, last=False)
+        self._num_preemptions += 1
+
+    # --- one sequence's part in a step ----------------------------------------------------------------
+
+    def _has_room(self, batch: Batch) -> bool:
+        limits = self._limits
+        return batch.num_tokens < limits.max_batch_tokens and len(batch.chunks) < limits.max_batch_requests
+
+    def _add(self, batch: Batch, sequence: Sequence) -> None:
+        budget = self._limits.max_batch_tokens - batch.num_tokens
+        chunk = sequence.next_chunk(budget, self._limits.eos_token_ids)
+        batch.chunks.append(chunk)
+        batch.sequences.append(sequence)
+        batch.num_tokens += len(chunk.token_ids)
+        if sequence.request.prefill_only:
+            self._announce(batch, sequence, chunk)
+
+    def _announce(self, batch: Batch, sequence: Sequence, chunk: Chunk) -> None:
+        """Pin and tell the blocks that are written already, then those that `chunk` completes."""
+        is_over = sequence.num_announced > 0 and sequence.id not in self._pinned
+        if is_over:  # released in mid-prompt: pins of later blocks alone would not hold their ancestors
+            return
+        num_completed = len(sequence.block_ids) if chunk.sample else chunk.end // self._pool.block_size
+        for num_ready, written in ((sequence.num_stored, True), (num_completed, False)):
+            first_block = sequence.num_announced
+            block_ids = sequence.block_ids[first_block:num_ready]
+            if block_ids:
+                self._pool.acquire(block_ids)
+                self._pinned.setdefault(sequence.id, []).extend(block_ids)
+                num_blocks = len(sequence.block_ids)
+                batch.ready.append(BlocksReady(*sequence.id, first_block, block_ids, written, num_blocks))
+                sequence.num_announced = num_ready
+
+    def _store_full_blocks(self, sequence: Sequence) -> None:
+        """Put the blocks that became full into the prefix cache."""
+        first, end = sequence.num_stored, sequence.num_computed // self._pool.block_size
+        if first == end:
+            return
+        computed = sequence.block_ids[first:end]
+        token_ids = sequence.token_ids[first * self._pool.block_size : end * self._pool.block_size]
+        parent_id = sequence.block_ids[first - 1] if first else None
+        stored = self._pool.store(computed, token_ids, parent_id, sequence.salt)
+        sequence.block_ids[first:end] = stored
+        sequence.num_stored = end
+        if sequence.id in self._pinned:  # exchanged blocks are ancestors of blocks that get pinned later
+            exchanged = [new for old, new in zip(computed, stored, strict=True) if old != new]
+            self._pool.acquire(exchanged)
+            self._pinned[sequence.id] += exchanged
+
+    def _append(self, sequence: Sequence, token_id: int) -> Token:
+        is_first = len(sequence.token_ids) == sequence.num_given
+        sequence.token_ids.append(token_id)
+        finish_reason, stop_reason = sequence.finish_of(token_id, self._limits.eos_token_ids)
+        if finish_reason is not None or sequence.request.prefill_only:
+            self._leave(sequence)
+        cached_tokens = sequence.cached_tokens if is_first else None
+        return Token(*sequence.id, token_id, finish_reason, stop_reason, cached_tokens)
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self._running[sequence.id]
+        self._pool.release(sequence.block_ids)
+
+
+def _error_token(request_id: RequestId, error: str) -> Token:
+    return Token(*request_id, NO_TOKEN, finish_reason="error", error=error)
