@@ -62,9 +62,9 @@ find_python() {
         "install it with its venv module ('apt install python3 python3-venv', or from python.org) and start again"
 }
 
-# Copies pip's output to the log and shows the latest line of it, or that it still runs, every 5 seconds.
+# Copies pip's output to the log and every 5 seconds shows the latest line of it, so also that pip still runs.
 report_progress() {
-    local line latest='' shown_s=$SECONDS status
+    local line latest='pip' shown_s=$SECONDS status
     while true; do
         status=0
         read -r -t 5 line || status=$?
@@ -74,7 +74,7 @@ report_progress() {
             latest=$line
         fi
         if ((SECONDS - shown_s >= 5)); then
-            say "  $SECONDS s: ${latest:0:100}"
+            say "  $SECONDS s, at: ${latest:0:100}"
             shown_s=$SECONDS
         fi
     done
