@@ -1,0 +1,48 @@
+"""Matrix products with a fixed weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+
+class Linear:
+    """x Wᵀ + b for x [rows, in_features].
+
+    On CPU the weight is laid out once for oneDNN's kernels, where this torch has that private operator: in bfloat16
+    1.5 to 3 times faster for up to 8 rows, and never slower (measured on AVX512 and AMX). Elsewhere F.linear.
+    """
+
+    __slots__ = ("_apply", "_bias", "_weight")
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """`weight` [out_features, in_features]; `bias` [out_features]."""
+        self._bias = bias
+        self._weight = weight.contiguous()
+        self._apply: Callable[[torch.Tensor], torch.Tensor] = self._plain
+        if _can_prepack(weight):
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, None)
+            self._apply = self._prepacked
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._apply(x)
+
+    def _plain(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    def _prepacked(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._weight, self._bias, "none", [], ""
+        )
+        return product
+
+
+def _can_prepack(weight: torch.Tensor) -> bool:
+    ops = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    if weight.device.type != "cpu" or not all(hasattr(torch.ops.mkldnn, op) for op in ops):
+        return False
+    return weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )

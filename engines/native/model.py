@@ -1,0 +1,156 @@
+"""The decoder of the Llama family: one flattened forward pass over prefill chunks and decodes together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from dynrt.engines.native.attention import AttentionPlan
+from dynrt.engines.native.batch import Chunk
+from dynrt.engines.native.config import ModelConfig
+from dynrt.engines.native.linear import Linear
+from dynrt.engines.native.rope import RotaryTable, inverse_frequencies
+from dynrt.engines.native.weights import Checkpoint
+
+OnLayerWritten = Callable[[int, object | None], None]
+
+
+def load_model(model_dir: str | Path, dtype: torch.dtype, device: torch.device) -> Model:
+    """Read a Hugging Face directory. Raises ModelLoadError, see ModelConfig.from_dir and Checkpoint."""
+    config = ModelConfig.from_dir(model_dir)
+    return Model(config, Checkpoint(Path(model_dir), config, dtype=dtype, device=device), dtype, device)
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where its products are the faster ones, else float32.
+
+    On CPU that takes AVX512_BF16 (which every CPU with AMX has too): measured without AMX on an AMD EPYC, bfloat16
+    takes 0.5 of float32's time from 4 rows on; emulated bfloat16 is slower than float32.
+    """
+    if device.type == "cuda" or torch.cpu._is_avx512_bf16_supported():
+        return torch.bfloat16
+    return torch.float32
+
+
+class Model:
+    """Weights on one device, and the forward pass. The KV cache belongs to the caller."""
+
+    def __init__(
+        self, config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_size).to(device)
+        self._embedding = checkpoint.tensor("model.embed_tokens.weight")
+        self._layers = [_Layer(config, checkpoint, layer) for layer in range(config.num_layers)]
+        self._norm = checkpoint.tensor("model.norm.weight")
+        self._head = Linear(self._embedding if config.tie_embeddings else checkpoint.tensor("lm_head.weight"))
+
+    def new_kv_cache(self, num_blocks: int, block_size: int) -> list[torch.Tensor]:
+        """One tensor per layer, [num_blocks, 2 (K, V), block_size, num_kv_heads, head_size].
+
+        Zeroed: attention multiplies unused slots by 0, which would not silence a NaN.
+        """
+        shape = (num_blocks, 2, block_size, self.config.num_kv_heads, self.config.head_size)
+        return [
+            torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        chunks: Sequence[Chunk],
+        kv: list[torch.Tensor],
+        on_layer_written: OnLayerWritten | None = None,
+    ) -> torch.Tensor:
+        """Compute `chunks`, each of another sequence, and write their keys and values to the caches `kv`.
+
+        `on_layer_written(layer, event)` is called when a layer's KV is in its cache, before that layer's attention
+        and MLP; on CUDA it is there once `event` has happened, elsewhere `event` is None.
+        Returns float32 logits [chunks with `sample` set, vocab_size], in the order of `chunks`.
+        """
+        assert chunks and all(chunk.token_ids for chunk in chunks), "every chunk computes at least one token"
+        order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].token_ids) > 1, chunks[i].end))
+        ordered = [chunks[i] for i in order]
+        plan = AttentionPlan(ordered, kv[0])
+        rotary = RotaryTable(self._inverse_frequencies, self._tensor(_positions(ordered)), self.dtype)
+        x = self._embedding[self._tensor([token_id for chunk in ordered for token_id in chunk.token_ids])]
+        for layer, weights in enumerate(self._layers):
+            q, k, v = weights.qkv(x, rotary)
+            plan.write(kv[layer], k, v)
+            if on_layer_written is not None:
+                on_layer_written(layer, self._record_event())
+            x += weights.o(plan.attend(kv[layer], q, k, v))
+            x += weights.mlp(x)
+        return self._logits(x[self._tensor(_sampled_rows(chunks, order))])
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 0:
+            return torch.empty((0, self.config.vocab_size), device=self.device)
+        return self._head(F.rms_norm(x, self._norm.shape, self._norm, self.config.rms_norm_eps)).float()
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _record_event(self) -> torch.cuda.Event | None:
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+class _Layer:
+    """One transformer block without its attention: what is computed for each token by itself."""
+
+    __slots__ = ("_config", "_down", "_gate_up", "_input_norm", "_post_norm", "_qkv", "o")
+
+    def __init__(self, config: ModelConfig, checkpoint: Checkpoint, layer: int) -> None:
+        self._config = config
+        prefix = f"model.layers.{layer}."
+
+        def linear(names: Sequence[str], has_bias: bool) -> Linear:
+            weight = checkpoint.stacked([f"{prefix}{name}.weight" for name in names])
+            bias = checkpoint.stacked([f"{prefix}{name}.bias" for name in names]) if has_bias else None
+            return Linear(weight, bias)
+
+        self._input_norm = checkpoint.tensor(f"{prefix}input_layernorm.weight")
+        self._qkv = linear([f"self_attn.{name}_proj" for name in "qkv"], config.qkv_bias)
+        self.o = linear(["self_attn.o_proj"], config.o_bias)
+        self._post_norm = checkpoint.tensor(f"{prefix}post_attention_layernorm.weight")
+        self._gate_up = linear(["mlp.gate_proj", "mlp.up_proj"], config.mlp_bias)
+        self._down = linear(["mlp.down_proj"], config.mlp_bias)
+
+    def qkv(self, x: torch.Tensor, rotary: RotaryTable) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rotated queries and keys, and values, of `x` [tokens, hidden_size]; each [tokens, heads, head_size]."""
+        config = self._config
+        num_rotated = config.num_heads + config.num_kv_heads
+        heads = self._qkv(self._normed(x, self._input_norm)).view(len(x), -1, config.head_size)
+        rotated = rotary.rotate(heads[:, :num_rotated])
+        return rotated[:, : config.num_heads], rotated[:, config.num_heads :], heads[:, num_rotated:]
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """The gated feed-forward part, [tokens, hidden_size] to the same."""
+        gate, up = self._gate_up(self._normed(x, self._post_norm)).chunk(2, dim=-1)
+        return self._down(F.silu(gate).mul_(up))
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)
+
+
+def _positions(chunks: Sequence[Chunk]) -> list[int]:
+    return [position for chunk in chunks for position in range(chunk.start, chunk.end)]
+
+
+def _sampled_rows(chunks: Sequence[Chunk], order: Sequence[int]) -> list[int]:
+    """The row of the last token of each chunk to be sampled; rows follow `order`, the result follows `chunks`."""
+    last_row = [0] * len(chunks)
+    num_rows = 0
+    for i in order:
+        num_rows += len(chunks[i].token_ids)
+        last_row[i] = num_rows - 1
+    return [row for row, chunk in zip(last_row, chunks, strict=True) if chunk.sample is not None]
