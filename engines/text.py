@@ -1,0 +1,138 @@
+"""From output tokens to the text that may be sent: whole characters only, and nothing of a stop string.
+
+A stream is a pure function of (prompt ids, output ids, characters emitted). It goes token by token and keeps no
+other state, so cutting the tokens differently, or resuming on another worker, never changes the text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+import msgspec
+from tokenizers import Tokenizer
+
+from dynrt.engines.stop_strings import StopFinder
+from dynrt.engines.token_bytes import TokenBytes, token_bytes
+
+_MAX_CHAR_BYTES = 4
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TextPiece(msgspec.Struct, frozen=True):
+    """What one push brought."""
+
+    text: str
+    stopped: str | None = None  # the stop string that ends the text
+    num_tokens_used: int = 0  # of the tokens pushed; those behind a stop are not
+
+
+class TextStream:
+    """See the module. Made by `resume`, also for a request that has no output yet."""
+
+    def __init__(
+        self,
+        pieces: TokenBytes,
+        prompt_ids: Sequence[int],
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._pieces = pieces
+        self._stops = frozenset(stop)
+        self._finder = StopFinder(stop)
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._held = ""  # characters that are not sent yet
+        self._skip_chars = 0  # characters that were sent before this stream was resumed
+        self._stopped: str | None = None
+        self._drop_space = pieces.drops_first_space and not pieces.has_text(prompt_ids)
+        self._utf8 = _utf8_decoder("replace")
+        self._utf8.decode(pieces.tail(prompt_ids, _MAX_CHAR_BYTES))  # a prompt may end inside a character
+
+    @classmethod
+    def resume(
+        cls,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        chars_emitted: int,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> TextStream:
+        """Continue behind `output_ids`, of whose text the first `chars_emitted` characters were sent.
+
+        `stop`: no empty strings. The text of the first `min_tokens` tokens is not searched for them.
+        Text that `output_ids` make ready but that was not sent comes with the next push or finish.
+        """
+        pieces = token_bytes(tokenizer)
+        stream = cls(pieces, prompt_ids, stop=stop, include_stop=include_stop, min_tokens=min_tokens)
+        for token_id in output_ids:
+            stream._take(token_id)
+        stream._skip_chars = chars_emitted
+        return stream
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stopped
+
+    def push(self, token_ids: Sequence[int]) -> TextPiece:
+        """Text that these tokens make ready. Tokens behind a stop string are ignored."""
+        num_used = 0
+        for token_id in token_ids:
+            if self._stopped is not None:
+                break
+            self._take(token_id)
+            num_used += 1
+        return TextPiece(self._release(self._finder.held_chars), self._stopped, num_used)
+
+    def finish(self) -> str:
+        """The rest: nothing more comes that could complete a stop string or a character."""
+        if self._stopped is None:
+            self._held += self._utf8.decode(b"", final=True)
+        return self._release(0)
+
+    def _take(self, token_id: int) -> None:
+        if self._stopped is not None:
+            return
+        self._num_tokens += 1
+        special = self._pieces.special_tokens.get(token_id)
+        if special is not None and special in self._stops and self._num_tokens > self._min_tokens:
+            self._end(special, self._held + self._utf8.decode(b"", final=True), special)
+            return
+        self._extend(self._utf8.decode(self._text_bytes(token_id)))
+
+    def _text_bytes(self, token_id: int) -> bytes:
+        spelled = self._pieces[token_id]
+        if self._drop_space and spelled:
+            self._drop_space = False
+            return spelled.removeprefix(b" ")
+        return spelled
+
+    def _extend(self, text: str) -> None:
+        found = self._finder.feed(text) if self._num_tokens > self._min_tokens else None
+        if found is None:
+            self._held += text
+            return
+        end, stop = found
+        self._end(stop, (self._held + text[:end])[: -len(stop)], stop)
+
+    def _end(self, stop: str, text_before: str, shown: str) -> None:
+        self._stopped = stop
+        self._held = text_before + (shown if self._include_stop else "")
+
+    def _release(self, num_held: int) -> str:
+        """Send all but the last `num_held` characters."""
+        if self._stopped is not None:
+            num_held = 0
+        ready = len(self._held) - num_held
+        skipped = min(self._skip_chars, ready)
+        text = self._held[skipped:ready]
+        self._held = self._held[ready:]
+        self._skip_chars -= skipped
+        return text

@@ -1,0 +1,68 @@
+"""OpenAI chat messages in the form that chat templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dynrt.runtime.errors import InvalidRequestError
+
+Message = dict[str, Any]
+
+
+def template_messages(
+    messages: Sequence[Mapping[str, Any]], *, wants_parts: bool, knows_developer: bool
+) -> list[Message]:
+    """Messages for a template: no nulls, content as text (or as text parts where it `wants_parts`), tool arguments
+    as objects, and `developer` as `system` unless the template knows that role."""
+    if not messages:
+        raise InvalidRequestError("messages is empty; give at least one message", param="messages")
+    prepared = []
+    for index, message in enumerate(messages):
+        clean: Message = {key: value for key, value in message.items() if value is not None}
+        texts = _texts(message.get("content"), f"messages[{index}].content")
+        clean["content"] = _parts(texts) if wants_parts else "\n".join(texts)
+        if clean.get("role") == "developer" and not knows_developer:
+            clean["role"] = "system"
+        if "tool_calls" in clean:
+            clean["tool_calls"] = [_with_object_arguments(call) for call in clean["tool_calls"]]
+        prepared.append(clean)
+    return prepared
+
+
+def _texts(content: Any, param: str) -> list[str]:
+    """Null content (an assistant's turn of tool calls) is empty text: most templates concatenate it."""
+    if content is None:
+        return [""]
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, list):
+        return [_text_of(part, f"{param}[{index}]") for index, part in enumerate(content)]
+    raise InvalidRequestError(f"{param} is neither text nor a list of parts", param=param)
+
+
+def _text_of(part: Any, param: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind != "text" or not isinstance(text, str):
+        raise InvalidRequestError(f"{param} is of type {kind!r}; only text parts are supported", param=param)
+    return text
+
+
+def _parts(texts: list[str]) -> list[Message]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _with_object_arguments(call: Mapping[str, Any]) -> Message:
+    """Clients send arguments as JSON text; templates apply tojson to them, or walk through them."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return dict(call)  # what a model once wrote need not be JSON; it is shown as it is
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,83 @@
+"""Keeps control tokens that users write from being taken for those that the chat template writes.
+
+In user text the first character of every control token is swapped for a noncharacter (U+FDD0 and up, which Unicode
+reserves for such internal use): same length, so templates cut and trim as before, but the tokenizer finds no
+control token there. Its normalizer swaps the character back, after control tokens were looked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer, normalizers
+
+from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
+
+_FIRST_NONCHARACTER = 0xFDD0
+_NUM_NONCHARACTERS = 32
+_NONCHARACTERS = re.compile(
+    f"[{chr(_FIRST_NONCHARACTER)}-{chr(_FIRST_NONCHARACTER + _NUM_NONCHARACTERS - 1)}]"
+)
+_REPLACEMENT = "\ufffd"
+
+
+class ControlTokens:
+    """Installs itself into `tokenizer`. Control tokens are those that the tokenizer calls special."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self._ids = {token.content: i for i, token in added.items() if token.special and token.content}
+        firsts = sorted({token[0] for token in self._ids})
+        if len(firsts) > _NUM_NONCHARACTERS:
+            raise ModelLoadError(
+                f"the tokenizer's control tokens begin with {len(firsts)} different characters"
+            )
+        stand_ins = {first: chr(_FIRST_NONCHARACTER + i) for i, first in enumerate(firsts)}
+        self._hidden = {token: stand_ins[token[0]] + token[1:] for token in self._ids}
+        self._originals = str.maketrans({stand_in: first for first, stand_in in stand_ins.items()})
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        _swap_back_when_normalizing(tokenizer, stand_ins)
+        self._unhidable = {t for t, i in self._ids.items() if i in self._encode_hidden(tokenizer, t)}
+
+    def hide(self, value: Any) -> Any:
+        """`value` (JSON-like) with its control tokens hidden. InvalidRequestError for one that cannot be."""
+        if isinstance(value, str):
+            return self._pattern.sub(self._hidden_form, scrub(value))
+        if isinstance(value, Mapping):
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self.hide(item) for item in value]
+        return value
+
+    def reveal(self, text: str) -> str:
+        return text.translate(self._originals)
+
+    def _hidden_form(self, match: re.Match[str]) -> str:
+        token = match[0]
+        if token in self._unhidable:
+            raise InvalidRequestError(
+                f"the messages contain {token!r}, which this model's tokenizer cannot tell from its control token; "
+                "leave it out",
+                param="messages",
+            )
+        return self._hidden[token]
+
+    def _encode_hidden(self, tokenizer: Tokenizer, token: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(self._hidden[token], add_special_tokens=False).ids
+        return ids
+
+
+def scrub(text: str) -> str:
+    """Noncharacters become U+FFFD, as Unicode advises for text from outside."""
+    return _NONCHARACTERS.sub(_REPLACEMENT, text)
+
+
+def _swap_back_when_normalizing(tokenizer: Tokenizer, stand_ins: Mapping[str, str]) -> None:
+    steps: list[Any] = [normalizers.Replace(stand_in, first) for first, stand_in in stand_ins.items()]
+    if tokenizer.normalizer is not None:
+        steps.append(tokenizer.normalizer)
+    if steps:
+        tokenizer.normalizer = normalizers.Sequence(steps)

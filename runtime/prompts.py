@@ -1,0 +1,177 @@
+"""From prompts to token ids: chat messages through the model's template, or plain text.
+
+Imports neither torch nor transformers. Nothing here changes once it is built, so it may be called in any thread;
+tokenizing and rendering block, so the runtime does that outside its event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from dynrt.runtime.chat_messages import template_messages
+from dynrt.runtime.chat_template import ChatTemplate
+from dynrt.runtime.control_tokens import ControlTokens, scrub
+from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
+from dynrt.runtime.messages import pack_ids, unpack_ids
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class PromptEncoder:
+    """See the module. Made by `from_dir`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, templates: Mapping[str, ChatTemplate], special_tokens: Mapping[str, str]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._templates = templates
+        self._special_tokens = special_tokens
+        self._control_tokens = ControlTokens(tokenizer)
+        self._bos_id = _bos_that_is_added(tokenizer, special_tokens)
+
+    @classmethod
+    def from_dir(cls, model_dir: str | Path, *, now: Callable[[], datetime] = datetime.now) -> PromptEncoder:
+        """From tokenizer.json, tokenizer_config.json and chat_template.jinja; ModelLoadError if unreadable.
+
+        `now`: what the date that some templates write is taken from.
+        """
+        path = Path(model_dir)
+        config = _tokenizer_config(path)
+        sources = _template_sources(path, config)
+        templates = {name: ChatTemplate(source, now) for name, source in sources.items()}
+        return cls(_load_tokenizer(path), templates, _special_tokens(config))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._templates)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt as text. InvalidRequestError if there is no template, or if it refuses the messages."""
+        rendered = self._render(messages, add_generation_prompt, tools, kwargs)
+        return self._control_tokens.reveal(rendered)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> bytes:
+        """The prompt as packed ids. Control tokens are the template's; in messages, tools, kwargs they are text."""
+        ids = self._ids(
+            self._render(messages, add_generation_prompt, tools, kwargs), add_special_tokens=False
+        )
+        if self._bos_id is not None and ids[:1] != [self._bos_id]:  # else the template has written it
+            ids.insert(0, self._bos_id)
+        return pack_ids(ids)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
+        """Packed ids of `text`, in which control tokens count as such: whoever sends it wrote the whole prompt."""
+        ids = self._ids(scrub(text), add_special_tokens=add_special_tokens)
+        if self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]:  # written and added
+            del ids[0]
+        return pack_ids(ids)
+
+    def decode(self, packed_ids: bytes, *, skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(unpack_ids(packed_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        """The template's text, with control tokens of the user's still hidden."""
+        template = self._template_for(tools)
+        prepared = template_messages(
+            messages, wants_parts=template.wants_parts, knows_developer=template.knows_developer
+        )
+        users = {"documents": None, **kwargs, "messages": prepared, "tools": tools or None}
+        variables = {**self._special_tokens, **self._control_tokens.hide(users)}
+        return template.render({**variables, "add_generation_prompt": add_generation_prompt})
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        template = (self._templates.get("tool_use") if tools else None) or self._templates.get("default")
+        if template is None:
+            raise InvalidRequestError(
+                "this model has no chat template; use /v1/completions with a whole prompt"
+            )
+        return template
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"the prompt holds half a surrogate pair: {error.reason}") from error
+        return ids
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    file = path / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelLoadError(f"cannot read {file}: {error}") from error
+    tokenizer.no_padding()  # both may be stored in the file, left over from training
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    file = path / "tokenizer_config.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as error:
+        raise ModelLoadError(f"cannot read {file}: {error}") from error
+
+
+def _template_sources(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """By name; a model with one template calls it "default"."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return {"default": file.read_text(encoding="utf-8")}
+    stored = config.get("chat_template")
+    if stored is None:
+        return {}
+    if isinstance(stored, str):
+        return {"default": stored}
+    try:
+        return {entry["name"]: entry["template"] for entry in stored}
+    except (KeyError, TypeError) as error:
+        raise ModelLoadError(
+            f"chat_template in {path}/tokenizer_config.json is neither text nor a list"
+        ) from error
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """By role, as templates name them. A token is stored as text or as an object with `content`."""
+    stored = {role: config.get(role) for role in _ROLES}
+    texts = {
+        role: token.get("content") if isinstance(token, dict) else token for role, token in stored.items()
+    }
+    return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def _bos_that_is_added(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int | None:
+    """The id that the tokenizer puts before every text, if it is the model's BOS."""
+    bos_id: int | None = tokenizer.token_to_id(special_tokens.get("bos_token", ""))
+    added: list[int] = tokenizer.encode("", add_special_tokens=True).ids
+    return bos_id if bos_id is not None and added[:1] == [bos_id] else None
