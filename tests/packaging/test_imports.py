@@ -19,8 +19,22 @@ TRANSFER_CORES = ("prefill_end", "decode_end", "ledger", "layout", "events")
 ARROWS = {
     "planner": ("planner",),
     "transfer": ("transfer",),
-    "engines": ("engines", "transfer", "planner.events", "runtime.messages", "runtime.errors"),
-    "runtime": ("runtime", "planner", "transfer", "engines.protocol", "engines.config"),
+    "engines": (
+        "engines",
+        "transfer",
+        "planner.events",
+        "runtime.messages",
+        "runtime.errors",
+        "runtime.logs",
+    ),
+    "runtime": (
+        "runtime",
+        "planner",
+        "transfer",
+        "engines.protocol",
+        "engines.config",
+        "engines.models.resolve",
+    ),
 }
 # The one command of the project is also what an engine process starts with.
 ARROWS_OF_THE_COMMAND = {"runtime/cli.py": ("engines.lifeline", "engines.main")}
