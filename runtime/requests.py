@@ -41,3 +41,4 @@ class ModelCard(msgspec.Struct, frozen=True):
     name: str
     created: int  # unix seconds
     context_length: int
+    vocab_size: int  # token ids are below it

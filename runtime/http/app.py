@@ -1,0 +1,81 @@
+"""The aiohttp application: routes, and what holds for every response."""
+
+from __future__ import annotations
+
+from aiohttp import HttpVersion11, web
+
+from dynrt.runtime.errors import DynrtError
+from dynrt.runtime.http import chat, completions, models, probes
+from dynrt.runtime.http.access_log import Handler, log_access
+from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
+from dynrt.runtime.http.envelope import error_response, http_error_response, told_to_client
+from dynrt.runtime.http.open_requests import OPEN_REQUESTS, OpenRequests
+from dynrt.runtime.http.request_record import record_of
+
+GET_ROUTES: dict[str, Handler] = {
+    "/v1/models": models.list_models,
+    "/v1/models/{model:.+}": models.show_model,
+    "/health": probes.health,
+    "/live": probes.live,
+    "/ready": probes.ready,
+    "/version": probes.show_version,
+    "/metrics": probes.metrics,
+}
+POST_ROUTES: dict[str, Handler] = {
+    "/v1/chat/completions": chat.chat_completions,
+    "/v1/completions": completions.completions,
+}
+
+
+def create_app(backend: Backend) -> web.Application:
+    """The endpoint in front of `backend`; serve it with `handler_cancellation`, as HttpServer does."""
+    app = web.Application(middlewares=[log_access, answer_errors], client_max_size=MAX_BODY_BYTES)
+    app[BACKEND] = backend
+    app[OPEN_REQUESTS] = OpenRequests()
+    app.on_response_prepare.append(_complete_headers)
+    _add_routes(app.router)
+    return app
+
+
+def _add_routes(router: web.UrlDispatcher) -> None:
+    for path, handler in GET_ROUTES.items():
+        router.add_get(path, handler, expect_handler=_answer_expect)
+    for path, handler in POST_ROUTES.items():
+        router.add_post(path, handler, expect_handler=_answer_expect)
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn what a handler raises, and aiohttp's own 404 and 405, into the error envelope."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        record_of(request).outcome = "failed"
+        return http_error_response(error, request)
+    except Exception as error:
+        record = record_of(request)
+        record.outcome = "failed"
+        return error_response(told_to_client(error, record.request_id))
+
+
+async def _answer_expect(request: web.Request) -> web.StreamResponse | None:
+    """Ask for the body of a request with `Expect: 100-continue` only if its headers are acceptable.
+
+    aiohttp calls this ahead of the middlewares. Other expectations are no reason to refuse a request.
+    """
+    if request.method == "POST":
+        try:
+            check_headers(request)
+        except DynrtError as error:
+            return error_response(error)
+    if request.version >= HttpVersion11 and request.headers["Expect"].lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # aiohttp counts what belongs to the response from here
+    return None
+
+
+async def _complete_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Here, as the headers of a stream are out before a middleware sees its response."""
+    response.headers["X-Request-Id"] = record_of(request).request_id
+    response.headers["Server"] = "dynrt"

@@ -1,0 +1,51 @@
+"""What the endpoint asks of the runtime; `dynrt.runtime.Runtime` is one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
+
+
+class Backend(Protocol):
+    """The runtime as the endpoint sees it. Every method may raise a DynrtError."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """Outputs until one carries a finish_reason; closing the generator cancels the request everywhere."""
+        ...
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """Token ids of `text`, packed (messages.pack_ids)."""
+        ...
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] = ...,
+    ) -> bytes:
+        """Token ids of `messages` behind the model's chat template, packed."""
+        ...
+
+    def models(self) -> list[ModelCard]:
+        """What is served; empty while loading."""
+        ...
+
+    def ready(self) -> str | None:
+        """None when a request could be served from end to end, else why not."""
+        ...
+
+    def draining(self) -> bool:
+        """Whether the runtime takes no new requests because it is about to end."""
+        ...
+
+    def metrics_text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        ...
+
+
+BACKEND = web.AppKey("backend", Backend)

@@ -1,0 +1,45 @@
+"""GET /v1/models and the look-up of the model that a request names."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from dynrt.runtime.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError
+from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.fields import shown
+from dynrt.runtime.http.openai_types import Model, ModelList
+from dynrt.runtime.requests import ModelCard
+
+
+def find_model(backend: Backend, name: str) -> ModelCard:
+    """The card of model `name`; of the only model if `name` is empty."""
+    cards = backend.models()
+    if not cards:
+        raise NoWorkerError(f"no model is served yet: {backend.ready() or 'it is loading'}; try again later")
+    if not name and len(cards) == 1:
+        return cards[0]
+    served = ", ".join(card.name for card in cards)
+    if not name:
+        raise InvalidRequestError(f"model is missing; name one of {served}", param="model")
+    for card in cards:
+        if card.name == name:
+            return card
+    raise ModelNotFoundError(f"the model {shown(name)} is not served here; served: {served}", param="model")
+
+
+async def list_models(request: web.Request) -> web.Response:
+    cards = request.app[BACKEND].models()
+    return json_response(ModelList([_model(card) for card in cards]))
+
+
+async def show_model(request: web.Request) -> web.Response:
+    return json_response(_model(find_model(request.app[BACKEND], request.match_info["model"])))
+
+
+def _model(card: ModelCard) -> Model:
+    return Model(id=card.name, created=card.created, max_model_len=card.context_length)
+
+
+def json_response(body: msgspec.Struct | dict[str, str]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

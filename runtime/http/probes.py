@@ -1,0 +1,47 @@
+"""What load balancers, operators and scrapers ask: /health, /live, /ready, /version, /metrics."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from aiohttp import web
+
+from dynrt.runtime.errors import NoWorkerError, OverloadedError
+from dynrt.runtime.http.backend import BACKEND
+from dynrt.runtime.http.models import json_response
+from dynrt.runtime.http.open_requests import OPEN_REQUESTS
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+VERSION = version("dynrt")
+
+
+async def health(request: web.Request) -> web.Response:
+    """200 if and only if a request could be served from end to end."""
+    return _served_from_end_to_end(request)
+
+
+async def live(request: web.Request) -> web.Response:
+    """200 as long as the process' event loop runs."""
+    return json_response({"status": "ok"})
+
+
+async def ready(request: web.Request) -> web.Response:
+    """200 if new requests should be sent here: not while loading, not while draining."""
+    if request.app[OPEN_REQUESTS].draining or request.app[BACKEND].draining():
+        raise OverloadedError("the server is draining and takes no new requests; use another server")
+    return _served_from_end_to_end(request)
+
+
+async def show_version(request: web.Request) -> web.Response:
+    return json_response({"version": VERSION})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[BACKEND].metrics_text(), headers={"Content-Type": METRICS_TYPE})
+
+
+def _served_from_end_to_end(request: web.Request) -> web.Response:
+    why_not = request.app[BACKEND].ready()
+    if why_not is not None:
+        raise NoWorkerError(f"not ready: {why_not}; try again later")
+    return json_response({"status": "ok"})

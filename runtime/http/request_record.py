@@ -1,0 +1,56 @@
+"""What is kept of each HTTP request while it is served: its id, its token counts, how it ended."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from dynrt.runtime.http.openai_types import PromptTokensDetails, Usage
+from dynrt.runtime.requests import GenerateOutput
+
+MAX_REQUEST_ID_CHARS = 128
+
+Outcome = Literal["answered", "failed", "client_left", "client_stalled"]
+
+
+class RequestRecord(msgspec.Struct):
+    """Filled in as the request goes on; read by the access log and for `usage`."""
+
+    request_id: str
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    outcome: Outcome = "answered"
+
+    def count(self, output: GenerateOutput) -> None:
+        self.output_tokens += len(output.token_ids)
+        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.output_tokens,
+            total_tokens=self.prompt_tokens + self.output_tokens,
+            prompt_tokens_details=PromptTokensDetails(self.cached_tokens),
+        )
+
+
+_RECORD = web.RequestKey("record", RequestRecord)
+
+
+def record_of(request: web.BaseRequest) -> RequestRecord:
+    """The request's one record, made at first use."""
+    record = request.get(_RECORD)
+    if record is None:
+        record = RequestRecord(_request_id(request.headers.get("X-Request-Id", "")))
+        request[_RECORD] = record
+    return record
+
+
+def _request_id(wanted: str) -> str:
+    """The client's id reduced to visible ASCII, so that headers, logs and messages can carry it; else a new one."""
+    visible = "".join(char for char in wanted[:MAX_REQUEST_ID_CHARS] if "!" <= char <= "~")
+    return visible or secrets.token_hex(16)

@@ -1,0 +1,128 @@
+"""One response of server-sent events: held back until its first event, pinged while silent, cut if not read."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from dynrt.runtime.errors import DynrtError
+from dynrt.runtime.http.envelope import encode_error
+from dynrt.runtime.http.request_record import record_of
+
+PING_S = 15.0  # a started stream that is silent for so long gets a comment: proxies cut idle ones at 60 s
+STALL_S = 30.0  # a write that waits for its reader for so long ends the request
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class ClientLeftError(Exception):
+    """The connection is gone: nobody is left to answer."""
+
+
+def event(body: msgspec.Struct) -> bytes:
+    """`body` as one event; JSON from msgspec has no line breaks."""
+    return data_event(msgspec.json.encode(body))
+
+
+def data_event(json_body: bytes) -> bytes:
+    return b"data: " + json_body + b"\n\n"
+
+
+class EventStream:
+    """`send` is for one task; the watcher beside it, which ends with the context, pings and cuts."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._loop = asyncio.get_running_loop()
+        self._watcher: asyncio.Task[None] | None = None
+        self._writing = False
+        self._last_event_s = 0.0
+        self.response = web.StreamResponse(headers=HEADERS)
+        if request.version < HttpVersion11:
+            self.response.force_close()  # such a stream has no end but the connection's
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watcher is None:
+            return
+        self._watcher.cancel()
+        [outcome] = await asyncio.gather(self._watcher, return_exceptions=True)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    @property
+    def started(self) -> bool:
+        """Whether the status line is out, so that an error can only be an event."""
+        return self._watcher is not None
+
+    async def send(self, events: bytes) -> None:
+        """Send `events` in one write, behind status line and headers if they are the first."""
+        if self._watcher is None:
+            await self.response.prepare(self._request)
+            self._watcher = asyncio.create_task(self._watch())
+        await self._write(events)
+
+    async def fail(self, error: DynrtError) -> None:
+        """End a started stream with `error`."""
+        await self.send(data_event(encode_error(error)) + DONE)
+        await self.end()
+
+    async def end(self) -> None:
+        """Send what marks the end of the body."""
+        self._note_write(True)
+        try:
+            await self.response.write_eof()
+        except ConnectionError:
+            raise ClientLeftError from None
+        finally:
+            self._note_write(False)
+
+    async def _write(self, data: bytes) -> None:
+        self._note_write(True)
+        try:
+            await self.response.write(data)
+        except ConnectionError:
+            raise ClientLeftError from None
+        finally:
+            self._note_write(False)
+
+    def _note_write(self, writing: bool) -> None:
+        self._writing = writing
+        self._last_event_s = self._loop.time()
+
+    async def _watch(self) -> None:
+        """Ping a silent stream; abort the connection of a stalled one, which cancels the request's handler."""
+        while True:
+            limit_s = STALL_S if self._writing else PING_S
+            left_s = self._last_event_s + limit_s - self._loop.time()
+            if left_s > 0:
+                await asyncio.sleep(min(left_s, PING_S))
+            elif self._writing:
+                return self._cut()
+            else:
+                await self._ping()
+
+    async def _ping(self) -> None:
+        try:
+            await self._write(PING)
+        except ClientLeftError:
+            self._note_write(False)  # the handler is being cancelled, and this task with it
+
+    def _cut(self) -> None:
+        record_of(self._request).outcome = "client_stalled"
+        if self._request.transport is not None:
+            self._request.transport.abort()

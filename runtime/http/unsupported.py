@@ -1,0 +1,75 @@
+"""The parameters that would change a result and are not built: refused by name, never ignored.
+
+Fields that are named nowhere in this package are tolerated: clients send fields of other servers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynrt.runtime.http.fields import Fields, shown
+
+# name: the values that ask for nothing, besides null
+_BOTH: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "bad_words": ([],),
+    "frequency_penalty": (0,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logit_bias": ({}, []),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "repetition_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "structured_outputs": ({},),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "response_format": ({"type": "text"},),
+}
+CHAT: dict[str, tuple[Any, ...]] = {
+    **_BOTH,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "tool_choice": ("none", "auto"),  # without tools, both ask for nothing
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+COMPLETIONS: dict[str, tuple[Any, ...]] = {
+    **_BOTH,
+    "echo": (False,),
+    "logprobs": (False,),
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+
+
+def refuse_unsupported(fields: Fields, table: dict[str, tuple[Any, ...]]) -> None:
+    """Note every parameter of `table` that is set to something that would have to change the result."""
+    for name, harmless in table.items():
+        value = fields.values.get(name)
+        if value is not None and not any(_same(value, one) for one in harmless):
+            fields.problems.add(
+                name, f"{name} is {shown(value)}, but {name} is not supported yet; leave it out"
+            )
+
+
+def _same(value: object, other: object) -> bool:
+    """Equality in which false is not 0 and true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
