@@ -1,0 +1,276 @@
+"""Which worker holds how much of a prompt's KV (sans-IO).
+
+Fed by the workers' numbered cache events, checked by snapshots, and, until events arrive, by the plans just made.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from dynrt.planner.block_runs import BlockRuns, Run, ascending_runs, key_ranges
+from dynrt.planner.events import (
+    ROOT,
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    CacheEvents,
+    CacheSnapshot,
+)
+from dynrt.planner.radix_tree import Bits, RadixTree
+
+TOKEN_BYTES = 4
+MAX_EARLY_EVENTS = 4096  # kept per worker while its snapshot is awaited
+MAX_NAMED_SETS = 4096  # remembered translations of bit masks into worker names
+
+
+class _Worker:
+    """One worker's part of the index."""
+
+    def __init__(self, name: str, block_size: int, bit: Bits, expected_bit: Bits) -> None:
+        self.name = name
+        self.block_size = block_size
+        self.bit = bit
+        self.expected_bit = expected_bit
+        self.next_seq = 0
+        self.early: list[CacheEvents] | None = None  # not None: events are missing, a snapshot is awaited
+        self.runs = BlockRuns()
+        self.expected: dict[int, Run] = {}  # by handle
+
+
+class PrefixIndex:
+    """See the module. Workers may have different block sizes; only whole blocks are indexed."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Worker] = {}
+        self._trees: dict[tuple[str, int], RadixTree] = {}  # by salt and block size
+        self._block_sizes: tuple[int, ...] = ()
+        self._names_of: dict[Bits, tuple[str, ...]] = {}
+        self._owners: list[str | None] = []  # by bit number
+        self._expiries: list[tuple[float, int, str]] = []  # heap of (time, handle, worker)
+        self._last_handle = 0
+
+    @property
+    def incomplete_workers(self) -> list[str]:
+        """Workers whose events had a gap and whose snapshot has not come: their index counts as empty."""
+        return [name for name, worker in self._workers.items() if worker.early is not None]
+
+    def add_worker(self, name: str, block_size: int) -> None:
+        """A new incarnation: nothing known of an earlier worker of that name remains. Events start at number 0."""
+        assert block_size > 0, block_size
+        self.drop_worker(name)
+        self._workers[name] = _Worker(name, block_size, self._take_bit(name), self._take_bit(name))
+        self._workers_changed()
+
+    def drop_worker(self, name: str) -> None:
+        """Forget a worker. Unknown: no-op."""
+        worker = self._workers.pop(name, None)
+        if worker is None:
+            return
+        self._forget_blocks(worker)
+        self._owners = [None if owner == name else owner for owner in self._owners]
+        self._workers_changed()
+
+    def match(self, salt: str, prompt_ids: bytes) -> dict[str, int]:
+        """Leading tokens of the prompt that each worker holds, or is about to; workers with none are left out."""
+        hits: dict[str, int] = {}
+        for block_size in self._block_sizes:
+            tree = self._trees.get((salt, block_size))
+            if tree is not None:
+                for num_blocks, bits in tree.match(prompt_ids):
+                    hits.update(dict.fromkeys(self._names(bits), num_blocks * block_size))
+        return hits
+
+    # --- what workers tell ----------------------------------------------------------------------------
+
+    def apply(self, name: str, run: CacheEvents) -> bool:
+        """Take in a run of events; one seen before changes nothing.
+
+        False, once per gap: events are missing (or make no sense), so ask the worker for a snapshot. Until `restore`
+        its index counts as empty, and events are kept for afterwards.
+        """
+        worker = self._workers.get(name)
+        if worker is None:
+            return True  # it left while this was on its way
+        if worker.early is not None:
+            return self._keep_early(worker, run)
+        if self._apply_run(worker, run):
+            return True
+        self._lose(worker, run)
+        return False
+
+    def restore(self, name: str, snapshot: CacheSnapshot) -> bool:
+        """Replace what is known of a worker; an old snapshot changes nothing. False: as for `apply`."""
+        worker = self._workers.get(name)
+        if worker is None or (worker.early is None and snapshot.next_seq <= worker.next_seq):
+            return True
+        early = sorted(worker.early or [], key=lambda run: run.first_seq)
+        self._clear_blocks(worker)
+        worker.early = None
+        worker.next_seq = snapshot.next_seq
+        if not all(self._store(worker, stored) for stored in snapshot.stored):
+            self._lose(worker, None)
+            return False
+        refused = [run for run in early if not self.apply(name, run)]  # after the first one, the rest are kept
+        return not refused
+
+    def _apply_run(self, worker: _Worker, run: CacheEvents) -> bool:
+        known = worker.next_seq - run.first_seq  # how many of these events were applied before
+        if known < 0:
+            return False
+        for event in run.events[known:]:
+            if not self._apply_event(worker, event):
+                return False
+            worker.next_seq += 1
+        return True
+
+    def _apply_event(self, worker: _Worker, event: CacheEvent) -> bool:
+        match event:
+            case BlocksStored():
+                return self._store(worker, event)
+            case BlocksRemoved():
+                for first_key, last_key in key_ranges(event.keys):
+                    self._remove(worker, first_key, last_key)
+            case CacheCleared():
+                self._forget_blocks(worker)
+        return True
+
+    def _keep_early(self, worker: _Worker, run: CacheEvents) -> bool:
+        """Hold a run back until the snapshot; too many, and only a newer snapshot can help."""
+        assert worker.early is not None
+        worker.early.append(run)
+        if sum(len(early.events) for early in worker.early) <= MAX_EARLY_EVENTS:
+            return True
+        worker.early = [run]
+        return False
+
+    def _lose(self, worker: _Worker, run: CacheEvents | None) -> None:
+        self._forget_blocks(worker)
+        worker.early = [] if run is None else [run]
+
+    def _store(self, worker: _Worker, stored: BlocksStored) -> bool:
+        """False if the parent is unknown, a key is not new, or the tokens do not fit the keys."""
+        block_bytes = worker.block_size * TOKEN_BYTES
+        if not stored.keys or len(stored.token_ids) != len(stored.keys) * block_bytes:
+            return False
+        parent_key, position = stored.parent_key, 0
+        for first_key, count in ascending_runs(stored.keys):
+            tokens = stored.token_ids[position : position + count * block_bytes]
+            if not self._store_run(worker, stored.salt, parent_key, first_key, count, tokens):
+                return False
+            parent_key = first_key + count - 1
+            position += count * block_bytes
+        return True
+
+    def _store_run(
+        self, worker: _Worker, salt: str, parent_key: int, first_key: int, count: int, tokens: bytes
+    ) -> bool:
+        last_key = first_key + count - 1
+        if first_key <= ROOT or worker.runs.within(first_key, last_key):
+            return False
+        if parent_key == ROOT:
+            tree = self._tree(salt, worker.block_size)
+            worker.runs.add(Run(tree, first_key, 0, count, tree.insert(tree.root, 0, tokens, worker.bit)))
+            return True
+        parent = worker.runs.find(parent_key)
+        if parent is None:
+            return False
+        above, depth = parent.place(parent_key)
+        edge = parent.tree.insert(above, depth + 1, tokens, worker.bit)
+        if first_key == parent_key + 1 == parent.end_key:
+            parent.extend(count, edge)
+        else:
+            worker.runs.add(Run(parent.tree, first_key, depth + 1, count, edge))
+        return True
+
+    def _remove(self, worker: _Worker, first_key: int, last_key: int) -> None:
+        """Take the blocks with these keys out; keys that are not known are none of the cache's any more."""
+        for run in worker.runs.within(first_key, last_key):
+            run.tree.drop(run.edge, run.first, run.take(first_key, last_key), worker.bit)
+            if run.live:
+                run.let_go()
+            else:
+                worker.runs.remove(run)
+                self._drop_if_empty(run.tree)
+
+    def _clear_blocks(self, worker: _Worker) -> None:
+        """What the worker told of its cache is void."""
+        for run in worker.runs:
+            run.tree.drop(run.edge, run.first, run.live, worker.bit)
+            self._drop_if_empty(run.tree)
+        worker.runs.clear()
+
+    def _forget_blocks(self, worker: _Worker) -> None:
+        """The cache is empty, or unknown; what earlier plans expected of it went with it."""
+        self._clear_blocks(worker)
+        for handle in list(worker.expected):
+            self._withdraw(worker, handle)
+
+    # --- what plans expect ----------------------------------------------------------------------------
+
+    def expect(self, name: str, salt: str, prompt_ids: bytes, expires_at: float) -> int:
+        """The worker will soon hold this prompt's full blocks; counts as held until withdrawn or expired.
+
+        Returns a handle for `withdraw`.
+        """
+        worker = self._workers[name]
+        self._last_handle += 1
+        count = len(prompt_ids) // (worker.block_size * TOKEN_BYTES)
+        if count:
+            tree = self._tree(salt, worker.block_size)
+            tokens = prompt_ids[: count * worker.block_size * TOKEN_BYTES]
+            edge = tree.insert(tree.root, 0, tokens, worker.expected_bit)
+            worker.expected[self._last_handle] = Run(tree, ROOT, 0, count, edge)
+            heapq.heappush(self._expiries, (expires_at, self._last_handle, name))
+        return self._last_handle
+
+    def withdraw(self, name: str, handle: int) -> None:
+        """That expectation is void. Already over, or the worker gone: no-op."""
+        worker = self._workers.get(name)
+        if worker is not None and handle in worker.expected:
+            self._withdraw(worker, handle)
+
+    def expire(self, now: float) -> None:
+        """End the expectations whose time has come."""
+        while self._expiries and self._expiries[0][0] <= now:
+            _, handle, name = heapq.heappop(self._expiries)
+            self.withdraw(name, handle)
+
+    def _withdraw(self, worker: _Worker, handle: int) -> None:
+        run = worker.expected.pop(handle)
+        run.tree.drop(run.edge, run.first, run.live, worker.expected_bit)
+        self._drop_if_empty(run.tree)
+
+    # --- trees and names ------------------------------------------------------------------------------
+
+    def _tree(self, salt: str, block_size: int) -> RadixTree:
+        tree = self._trees.get((salt, block_size))
+        if tree is None:
+            tree = self._trees[salt, block_size] = RadixTree(salt, block_size * TOKEN_BYTES)
+        return tree
+
+    def _drop_if_empty(self, tree: RadixTree) -> None:
+        if tree.is_empty:
+            self._trees.pop((tree.salt, tree.block_bytes // TOKEN_BYTES), None)
+
+    def _take_bit(self, name: str) -> Bits:
+        """A bit that no worker uses, the lowest, so that masks stay short."""
+        if None not in self._owners:
+            self._owners.append(None)
+        number = self._owners.index(None)
+        self._owners[number] = name
+        return 1 << number
+
+    def _workers_changed(self) -> None:
+        self._names_of.clear()
+        self._block_sizes = tuple({worker.block_size for worker in self._workers.values()})
+
+    def _names(self, bits: Bits) -> tuple[str, ...]:
+        names = self._names_of.get(bits)
+        if names is None:
+            if len(self._names_of) >= MAX_NAMED_SETS:
+                self._names_of.clear()
+            owners = enumerate(self._owners)
+            names = tuple(owner for number, owner in owners if owner is not None and bits >> number & 1)
+            self._names_of[bits] = names
+        return names
