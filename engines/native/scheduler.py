@@ -48,7 +48,7 @@ class Scheduler:
         self._running: dict[RequestId, Sequence] = {}  # oldest first
         self._reserved: dict[RequestId, Sequence] = {}
         self._pinned: dict[RequestId, list[int]] = {}  # announced for a handoff, held until `release`
-        self._refused: list[Token] = []
+        self._refused: dict[RequestId, str] = {}  # why they can never run
         self._num_preemptions = 0
 
     # --- requests -------------------------------------------------------------------------------------
@@ -63,11 +63,12 @@ class Scheduler:
         if refusal is None:
             self._waiting[sequence.id] = sequence
         else:
-            self._refused.append(_error_token(sequence.id, refusal))
+            self._refused[sequence.id] = refusal
 
     def cancel(self, key: bytes, epoch: int) -> None:
         """Forget a request. Its pinned blocks stay pinned, a reservation stays reserved."""
         self._waiting.pop((key, epoch), None)
+        self._refused.pop((key, epoch), None)
         if (key, epoch) in self._running:
             self._pool.release(self._running.pop((key, epoch)).block_ids)
 
@@ -115,8 +116,8 @@ class Scheduler:
 
     def take_refused(self) -> list[Token]:
         """The errors of requests that were submitted since the last call and can never run."""
-        refused, self._refused = self._refused, []
-        return refused
+        refused, self._refused = self._refused, {}
+        return [_error_token(request_id, error) for request_id, error in refused.items()]
 
     def schedule(self) -> Batch:
         """The next step's work; empty if nothing can be computed."""
