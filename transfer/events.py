@@ -54,6 +54,8 @@ class RenewLease(msgspec.Struct, frozen=True, tag=True):
 class PeerQuiesced(HandoffMessage, frozen=True, tag=True):
     """Relayed from the prefill end: nothing is in flight for this handoff, nothing will be posted again."""
 
+    clean: bool = True  # as in Quiesced
+
 
 # --- runtime to either end ------------------------------------------------------------------------
 
@@ -102,6 +104,7 @@ class Quiesced(HandoffMessage, frozen=True, tag=True):
     """Nothing posted is unfinished and nothing will be posted again for this handoff."""
 
     reason: str
+    clean: bool = True  # False: a write failed on a broken connection, bytes already sent may still land
 
 
 # --- the decode end to the runtime ----------------------------------------------------------------

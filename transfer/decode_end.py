@@ -1,0 +1,213 @@
+"""The decode end of all handoffs of one worker: what has arrived, and when reserved blocks are the request's or free.
+
+Sans-IO: events and the time go in, effects come out. The table of states and events is docs/handoff.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+from dynrt.transfer.bounded import BoundedDict
+from dynrt.transfer.effects import DecodeEffect, Order, Tell
+from dynrt.transfer.events import (
+    CancelHandoff,
+    Committed,
+    Drained,
+    FirstToken,
+    LeaseExpired,
+    PeerQuiesced,
+    RenewLease,
+    Reserved,
+)
+from dynrt.transfer.local import CommitBlocks, ReleaseBlocks, ReservationMade
+from dynrt.transfer.notifications import Notification, SenderQuiesced, UnitsWritten
+from dynrt.transfer.units import UnitSet
+
+HandoffId = tuple[bytes, int]
+
+TOMBSTONES = 8192  # ended handoffs remembered, so that nothing late can open them again
+EARLY_FIRST_TOKENS = 4096  # kept for reservations that are still to be made
+QUIET_POLLS = 3
+QUIET_S = 0.1  # a dead sender's last bytes were seen to land within the first polls
+
+
+class DecodeState(Enum):
+    """States that still hold blocks; COMMITTED and DRAINED hold none here and leave a tombstone."""
+
+    RECEIVING = auto()  # RESERVED until the first unit is counted
+    CANCELLING = auto()  # waits for the prefill end's word that it writes no more
+    FENCED = auto()  # the sender cannot write any more; waits until what it had sent has landed
+
+
+@dataclass
+class _Handoff:
+    reservation: ReservationMade
+    units: UnitSet
+    lease_until: float
+    last_unit_at: float
+    state: DecodeState = DecodeState.RECEIVING
+    first_token: FirstToken | None = None
+    reason: str = ""
+    quiet_polls: int = 0  # FENCED: polls since anything was new
+    quiet_since: float = 0.0
+
+    @property
+    def id(self) -> HandoffId:
+        return self.reservation.key, self.reservation.epoch
+
+    @property
+    def is_complete(self) -> bool:
+        """Every unit was counted: nothing of this handoff can be in flight."""
+        return self.units.missing == 0
+
+
+class DecodeEnd:
+    """All handoffs whose blocks are reserved here. `host` names the clock that `received_at` is read from."""
+
+    def __init__(self, num_ranks: int, num_layers: int, host: str) -> None:
+        self._num_ranks = num_ranks
+        self._num_layers = num_layers
+        self._host = host
+        self._open: dict[HandoffId, _Handoff] = {}
+        self._ended: BoundedDict[HandoffId, Literal["committed", "drained"]] = BoundedDict(TOMBSTONES)
+        self._early_tokens: BoundedDict[HandoffId, FirstToken] = BoundedDict(EARLY_FIRST_TOKENS)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def knows(self, handoff_id: HandoffId) -> bool:
+        """Whether it is open here, or was."""
+        return handoff_id in self._open or handoff_id in self._ended
+
+    # --- from the compute thread ------------------------------------------------------------------
+
+    def reserved(self, event: ReservationMade, now: float) -> list[DecodeEffect]:
+        """Blocks were set aside; from the answer on, the peer may write to them."""
+        handoff_id = event.key, event.epoch
+        if handoff_id in self._ended:  # cancelled before: the peer never hears of these blocks
+            return [Order(ReleaseBlocks(*handoff_id))]
+        assert handoff_id not in self._open, f"{event.key.hex()}:{event.epoch} was reserved twice"
+        units = UnitSet(self._num_ranks, self._num_layers, len(event.block_ids))
+        handoff = _Handoff(event, units, lease_until=now + event.lease_s, last_unit_at=now)
+        handoff.first_token = self._early_tokens.pop(handoff_id, None)
+        self._open[handoff_id] = handoff
+        answer = Reserved(*handoff_id, event.first_block, event.block_ids, units.missing)
+        return [Tell(answer), *self._commit_if_ready(handoff)]
+
+    # --- from the runtime -------------------------------------------------------------------------
+
+    def first_token(self, event: FirstToken) -> list[DecodeEffect]:
+        """The token that the client saw. It can come before the reservation is made, and before the last unit."""
+        handoff = self._open.get(event.id)
+        if handoff is not None:
+            handoff.first_token = event
+            return self._commit_if_ready(handoff)
+        if event.id not in self._ended:
+            self._early_tokens[event.id] = event
+        return []
+
+    def peer_quiesced(self, event: PeerQuiesced | SenderQuiesced, now: float) -> list[DecodeEffect]:
+        """The prefill end, or the runtime for it: nothing is in flight, nothing will be posted again."""
+        handoff = self._open.get(event.id)
+        if handoff is None or handoff.is_complete or handoff.state is DecodeState.FENCED:
+            return []
+        reason = handoff.reason or "the prefill end stopped before it had sent all"
+        if event.clean:
+            return self._drain(handoff, reason)
+        self._fence(handoff, reason, now)
+        return []
+
+    def cancel(self, event: CancelHandoff) -> list[DecodeEffect]:
+        """Give up. Frees at once if nothing can be in flight; after COMMITTED the engine's abort deals with it."""
+        handoff = self._open.get(event.id)
+        if handoff is not None:
+            return self._cancel(handoff, event.reason)
+        if self._ended.get(event.id) == "committed":
+            return []
+        self._early_tokens.pop(event.id, None)
+        self._ended[event.id] = "drained"
+        return [Tell(Drained(*event.id, event.reason))]
+
+    def fence(self, incarnation: str, now: float) -> None:
+        """That peer's process has ended; what its connection still holds can land at the next polls."""
+        for handoff in self._open.values():
+            is_affected = handoff.reservation.peer == incarnation and not handoff.is_complete
+            if is_affected and handoff.state is not DecodeState.FENCED:
+                self._fence(handoff, handoff.reason or f"prefill worker {incarnation} is dead", now)
+
+    def renew(self, event: RenewLease, now: float) -> None:
+        """The runtime still wants these."""
+        for handoff_id in event.ids:
+            handoff = self._open.get(handoff_id)
+            if handoff is not None:
+                handoff.lease_until = now + event.lease_s
+
+    # --- from NIXL and the clock ------------------------------------------------------------------
+
+    def notified(self, event: Notification, now: float) -> list[DecodeEffect]:
+        """One notification was read."""
+        if isinstance(event, SenderQuiesced):
+            return self.peer_quiesced(event, now)
+        return self._written(event, now)
+
+    def _written(self, event: UnitsWritten, now: float) -> list[DecodeEffect]:
+        handoff = self._open.get(event.id)
+        if handoff is None:  # ended; it cannot be early, since the peer learns its target from our Reserved
+            return []
+        missing_before = handoff.units.missing
+        handoff.units.add(event.units)
+        if handoff.units.missing == missing_before:
+            return []
+        handoff.last_unit_at = now
+        handoff.quiet_polls, handoff.quiet_since = 0, now
+        if handoff.state is DecodeState.CANCELLING and handoff.is_complete:
+            return self._drain(handoff, handoff.reason)
+        return self._commit_if_ready(handoff)
+
+    def polled(self, now: float) -> list[DecodeEffect]:
+        """NIXL was polled and all that it brought was passed to `notified`."""
+        effects: list[DecodeEffect] = []
+        for handoff in list(self._open.values()):
+            if handoff.state is DecodeState.FENCED:
+                effects += self._polled_fenced(handoff, now)
+            elif handoff.state is DecodeState.RECEIVING and now >= handoff.lease_until:
+                effects += [Tell(LeaseExpired(*handoff.id)), *self._cancel(handoff, "the lease expired")]
+        return effects
+
+    def _polled_fenced(self, handoff: _Handoff, now: float) -> list[DecodeEffect]:
+        handoff.quiet_polls += 1
+        if handoff.quiet_polls < QUIET_POLLS or now - handoff.quiet_since < QUIET_S:
+            return []
+        return self._drain(handoff, handoff.reason)
+
+    # --- transitions ------------------------------------------------------------------------------
+
+    def _cancel(self, handoff: _Handoff, reason: str) -> list[DecodeEffect]:
+        if handoff.is_complete:
+            return self._drain(handoff, reason)
+        if handoff.state is DecodeState.RECEIVING:
+            handoff.state, handoff.reason = DecodeState.CANCELLING, reason
+        return []
+
+    def _fence(self, handoff: _Handoff, reason: str, now: float) -> None:
+        handoff.state, handoff.reason = DecodeState.FENCED, reason
+        handoff.quiet_polls, handoff.quiet_since = 0, now
+
+    def _commit_if_ready(self, handoff: _Handoff) -> list[DecodeEffect]:
+        first = handoff.first_token
+        if handoff.state is not DecodeState.RECEIVING or not handoff.is_complete or first is None:
+            return []
+        self._forget(handoff, "committed")
+        order = CommitBlocks(*handoff.id, first.token_id, first.chars_emitted)
+        return [Order(order), Tell(Committed(*handoff.id, handoff.last_unit_at, self._host))]
+
+    def _drain(self, handoff: _Handoff, reason: str) -> list[DecodeEffect]:
+        self._forget(handoff, "drained")
+        return [Order(ReleaseBlocks(*handoff.id)), Tell(Drained(*handoff.id, reason))]
+
+    def _forget(self, handoff: _Handoff, outcome: Literal["committed", "drained"]) -> None:
+        del self._open[handoff.id]
+        self._ended[handoff.id] = outcome

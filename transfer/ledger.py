@@ -1,0 +1,346 @@
+"""The runtime's side of all handoffs: it owns intent (start, target, cancel, fence), relays, and keeps the deadlines.
+
+Sans-IO: messages and the time go in, effects come out. Who frees what is the ends' own business. The table of states
+and events is docs/handoff.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+import msgspec
+
+from dynrt.transfer.events import (
+    Arm,
+    CancelHandoff,
+    Committed,
+    Drained,
+    FencePeer,
+    FirstToken,
+    FromDecodeEnd,
+    FromPrefillEnd,
+    LeaseExpired,
+    PeerConnected,
+    PeerQuiesced,
+    Quiesced,
+    RenewLease,
+    Reserved,
+    ReserveRefused,
+    Sent,
+    ToDecodeEnd,
+    ToPrefillEnd,
+)
+
+HandoffId = tuple[bytes, int]
+Outcome = Literal["committed", "cancelled", "fenced", "failed"]
+
+
+class LedgerLimits(msgspec.Struct, frozen=True):
+    """How long the runtime waits for what, and how much it keeps."""
+
+    reserve_answer_s: float = 30.0  # Reserved or ReserveRefused after `open`
+    settle_s: float = 5.0  # an end's last message, once nothing but itself keeps it from sending that
+    lease_s: float = 30.0
+    max_open: int = 16384
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send `message` to the worker of that incarnation."""
+
+    to: str
+    message: ToPrefillEnd | ToDecodeEnd
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """This worker hangs: end its process, and call `worker_lost` once it is dead."""
+
+    incarnation: str
+    reason: str
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """The request's side is settled, once per handoff.
+
+    After any outcome but "committed" the caller also cancels the request on both workers: the decode end can have
+    committed in the same moment, and then decodes for nobody.
+    """
+
+    id: HandoffId
+    outcome: Outcome
+    reason: str
+    received_at: float | None = None  # "committed": when the last unit was counted, on the clock of `host`
+    host: str | None = None
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """Both ends are through with this handoff: nothing of it is held anywhere."""
+
+    id: HandoffId
+    kv_bytes: int | None  # None: the prefill end did not send all
+
+
+LedgerEffect = Send | Kill | Decided | Closed
+
+
+class Phase(Enum):
+    RESERVING = auto()  # no target yet
+    PUSHING = auto()  # the prefill end knows its target
+    CANCELLING = auto()  # both ends were told to stop
+    COMMITTED = auto()  # decode has it; the prefill end's Sent is still to come
+
+
+class EndState(Enum):
+    OPEN = auto()
+    ENDED = auto()  # it said its last word
+    LOST = auto()  # its process is dead
+
+
+@dataclass
+class _Handoff:
+    id: HandoffId
+    prefill: str
+    decode: str
+    deadline: float | None
+    phase: Phase = Phase.RESERVING
+    prefill_end: EndState = EndState.OPEN
+    decode_end: EndState = EndState.OPEN
+    kv_bytes: int | None = None  # set by Sent
+    has_first_token: bool = False
+    is_decided: bool = False
+
+    def decide(self, outcome: Outcome, reason: str) -> list[LedgerEffect]:
+        return self.decided(Decided(self.id, outcome, reason))
+
+    def decided(self, decided: Decided) -> list[LedgerEffect]:
+        """`decided`, the first time."""
+        if self.is_decided:
+            return []
+        self.is_decided = True
+        return [decided]
+
+
+class HandoffLedger:
+    """Every handoff the runtime has open. A handoff opens with `open` and is forgotten with Closed.
+
+    The caller sends the Submits (purposes "prefill" and "reserve"), and tells `worker_lost` only of processes that
+    are really dead: what follows lets the other end free memory that a living peer could still write to.
+    """
+
+    def __init__(self, limits: LedgerLimits) -> None:
+        self._limits = limits
+        self._open: dict[HandoffId, _Handoff] = {}
+        self._condemned: set[str] = set()  # asked to be killed, not yet lost
+        self._renew_at: float | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    # --- intent -----------------------------------------------------------------------------------
+
+    def open(self, handoff_id: HandoffId, prefill: str, decode: str, now: float) -> None:
+        """A request's prefill and reservation are being submitted to these two incarnations."""
+        assert prefill != decode, "a worker hands nothing to itself"
+        assert handoff_id not in self._open, "an epoch is used once"
+        assert len(self._open) < self._limits.max_open, "admission must keep the open handoffs below max_open"
+        self._open[handoff_id] = _Handoff(handoff_id, prefill, decode, now + self._limits.reserve_answer_s)
+        if self._renew_at is None:
+            self._renew_at = now + self._limits.lease_s / 3
+
+    def first_token(self, handoff_id: HandoffId, token: FirstToken, now: float) -> list[LedgerEffect]:
+        """The client was sent its first token, and decodes go on behind it."""
+        handoff = self._open.get(handoff_id)
+        if handoff is None or handoff.decode_end is not EndState.OPEN or handoff.phase is Phase.CANCELLING:
+            return []
+        handoff.has_first_token = True
+        self._expect_commit(handoff, now)
+        return [Send(handoff.decode, token)]
+
+    def cancel(self, handoff_id: HandoffId, reason: str, now: float) -> list[LedgerEffect]:
+        """The request does not want this handoff any more. After Committed: nothing, cancel the request itself."""
+        handoff = self._open.get(handoff_id)
+        if handoff is None or handoff.phase in (Phase.CANCELLING, Phase.COMMITTED):
+            return []
+        return self._cancel(handoff, "cancelled", reason, now)
+
+    def worker_lost(self, incarnation: str, now: float) -> list[LedgerEffect]:
+        """That process is dead. The caller may tell FencePeer to every other worker as well: it is idempotent."""
+        self._condemned.discard(incarnation)
+        affected = [h for h in self._open.values() if incarnation in (h.prefill, h.decode)]
+        effects: list[LedgerEffect] = []
+        effects += [Send(peer, FencePeer(incarnation)) for peer in _peers_to_fence(affected, incarnation)]
+        for handoff in affected:
+            effects += self._end_lost(handoff, incarnation, now)
+        return effects
+
+    def _end_lost(self, handoff: _Handoff, incarnation: str, now: float) -> list[LedgerEffect]:
+        role = "prefill" if incarnation == handoff.prefill else "decode"
+        all_was_sent = handoff.kv_bytes is not None and handoff.has_first_token
+        if role == "prefill":
+            handoff.prefill_end = EndState.LOST
+        else:
+            handoff.decode_end = EndState.LOST
+        if handoff.phase is Phase.COMMITTED or (role == "prefill" and all_was_sent):
+            return self._close_if_over(handoff)  # decode needs nothing more from the prefill worker
+        return self._cancel(handoff, "fenced", f"{role} worker {incarnation} is dead", now)
+
+    # --- what the ends say ------------------------------------------------------------------------
+
+    def on_message(
+        self, sender: str, message: FromPrefillEnd | FromDecodeEnd, now: float
+    ) -> list[LedgerEffect]:
+        """A handoff message of `sender`. Unknown handoffs are over: whatever comes late for them means nothing."""
+        if isinstance(message, PeerConnected):
+            return []
+        handoff = self._open.get(message.id)
+        if handoff is None:
+            return []
+        # Asked to cancel what it did not know yet, a worker answers for both ends: heed the one that it is.
+        if isinstance(message, Sent | Quiesced):
+            return self._from_prefill(handoff, message, now) if sender == handoff.prefill else []
+        return self._from_decode(handoff, message, now) if sender == handoff.decode else []
+
+    def _from_prefill(self, handoff: _Handoff, message: Sent | Quiesced, now: float) -> list[LedgerEffect]:
+        if handoff.prefill_end is EndState.OPEN:
+            handoff.prefill_end = EndState.ENDED
+        if isinstance(message, Quiesced):
+            return self._quiesced(handoff, message, now)
+        handoff.kv_bytes = message.kv_bytes
+        self._expect_commit(handoff, now)
+        relayed = self._relay_quiesced(handoff, True, now) if handoff.phase is Phase.CANCELLING else []
+        return relayed + self._close_if_over(handoff)
+
+    def _quiesced(self, handoff: _Handoff, message: Quiesced, now: float) -> list[LedgerEffect]:
+        stopped: list[LedgerEffect] = []
+        if handoff.phase in (Phase.RESERVING, Phase.PUSHING):
+            stopped = self._cancel(handoff, "failed", message.reason, now)
+        return [*stopped, *self._relay_quiesced(handoff, message.clean, now), *self._close_if_over(handoff)]
+
+    def _relay_quiesced(self, handoff: _Handoff, clean: bool, now: float) -> list[LedgerEffect]:
+        if handoff.decode_end is not EndState.OPEN:
+            return []
+        handoff.deadline = now + self._limits.settle_s
+        return [Send(handoff.decode, PeerQuiesced(*handoff.id, clean))]
+
+    def _from_decode(self, handoff: _Handoff, message: FromDecodeEnd, now: float) -> list[LedgerEffect]:
+        match message:
+            case Reserved():
+                return self._reserved(handoff, message)
+            case Committed():
+                return self._committed(handoff, message, now)
+            case ReserveRefused(reason=reason) | Drained(reason=reason):
+                return self._decode_gave_up(handoff, reason, now)
+            case LeaseExpired():
+                return self._lease_expired(handoff, now)
+
+    def _reserved(self, handoff: _Handoff, message: Reserved) -> list[LedgerEffect]:
+        if handoff.phase is not Phase.RESERVING:
+            return []
+        handoff.phase, handoff.deadline = Phase.PUSHING, None
+        return [
+            Send(handoff.prefill, Arm(*handoff.id, handoff.decode, message.first_block, message.block_ids))
+        ]
+
+    def _committed(self, handoff: _Handoff, message: Committed, now: float) -> list[LedgerEffect]:
+        handoff.decode_end = EndState.ENDED
+        if handoff.phase is not Phase.CANCELLING:
+            handoff.phase, handoff.deadline = Phase.COMMITTED, now + self._limits.settle_s
+        decided = Decided(handoff.id, "committed", "", message.received_at, message.host)
+        return handoff.decided(decided) + self._close_if_over(handoff)
+
+    def _decode_gave_up(self, handoff: _Handoff, reason: str, now: float) -> list[LedgerEffect]:
+        handoff.decode_end = EndState.ENDED
+        if handoff.phase is Phase.CANCELLING:
+            return self._close_if_over(handoff)
+        outcome: Outcome = "fenced" if handoff.prefill_end is EndState.LOST else "failed"
+        return self._cancel(handoff, outcome, reason, now)
+
+    def _lease_expired(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+        if handoff.phase is Phase.CANCELLING:
+            return []
+        return self._cancel(handoff, "failed", "the decode worker's lease expired", now)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When `on_time` has something to do, at the latest."""
+        deadlines = [h.deadline for h in self._open.values() if h.deadline is not None]
+        if self._renew_at is not None:
+            deadlines.append(self._renew_at)
+        return min(deadlines, default=None)
+
+    def on_time(self, now: float) -> list[LedgerEffect]:
+        """Renew leases, and act on every deadline that has passed."""
+        effects = self._renew(now)
+        for handoff in list(self._open.values()):
+            if handoff.deadline is not None and now >= handoff.deadline:
+                effects += self._overdue(handoff, now)
+        return effects
+
+    def _renew(self, now: float) -> list[LedgerEffect]:
+        if self._renew_at is None or now < self._renew_at:
+            return []
+        self._renew_at = now + self._limits.lease_s / 3 if self._open else None
+        by_decode: dict[str, list[HandoffId]] = {}
+        for handoff in self._open.values():
+            if handoff.decode_end is EndState.OPEN and handoff.phase is not Phase.CANCELLING:
+                by_decode.setdefault(handoff.decode, []).append(handoff.id)
+        return [Send(decode, RenewLease(ids, self._limits.lease_s)) for decode, ids in by_decode.items()]
+
+    def _overdue(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+        match handoff.phase:
+            case Phase.RESERVING:
+                reason = f"no answer to the reservation in {self._limits.reserve_answer_s:g} s"
+                return self._cancel(handoff, "failed", reason, now)
+            case Phase.PUSHING:
+                reason = f"all was sent, but not committed in {self._limits.settle_s:g} s"
+                return self._cancel(handoff, "failed", reason, now)
+            case Phase.CANCELLING | Phase.COMMITTED:
+                handoff.deadline = now + self._limits.settle_s
+                return self._kill(handoff)
+
+    def _kill(self, handoff: _Handoff) -> list[LedgerEffect]:
+        """Whoever keeps this handoff open hangs. Decode waits for the prefill end, so that one first."""
+        hung = handoff.prefill if handoff.prefill_end is EndState.OPEN else handoff.decode
+        if hung in self._condemned:
+            return []
+        self._condemned.add(hung)
+        return [Kill(hung, f"did not end handoff {handoff.id[0].hex()} in {self._limits.settle_s:g} s")]
+
+    # --- transitions ------------------------------------------------------------------------------
+
+    def _expect_commit(self, handoff: _Handoff, now: float) -> None:
+        all_was_sent = handoff.kv_bytes is not None and handoff.has_first_token
+        if all_was_sent and handoff.phase is Phase.PUSHING:
+            handoff.deadline = now + self._limits.settle_s
+
+    def _cancel(self, handoff: _Handoff, outcome: Outcome, reason: str, now: float) -> list[LedgerEffect]:
+        effects = handoff.decide(outcome, reason)
+        was_sent = handoff.phase is not Phase.CANCELLING and handoff.kv_bytes is not None
+        handoff.phase, handoff.deadline = Phase.CANCELLING, now + self._limits.settle_s
+        ends = ((handoff.prefill_end, handoff.prefill), (handoff.decode_end, handoff.decode))
+        effects += [Send(to, CancelHandoff(*handoff.id, reason)) for end, to in ends if end is EndState.OPEN]
+        if was_sent:  # that word was spoken before: decode may free
+            effects += self._relay_quiesced(handoff, True, now)
+        return effects + self._close_if_over(handoff)
+
+    def _close_if_over(self, handoff: _Handoff) -> list[LedgerEffect]:
+        if EndState.OPEN in (handoff.prefill_end, handoff.decode_end):
+            return []
+        if self._open.pop(handoff.id, None) is None:
+            return []
+        return [Closed(handoff.id, handoff.kv_bytes)]
+
+
+def _peers_to_fence(affected: Iterable[_Handoff], incarnation: str) -> list[str]:
+    """The workers with an open end against that incarnation, each once."""
+    peers: dict[str, None] = {}
+    for handoff in affected:
+        if handoff.prefill == incarnation and handoff.decode_end is EndState.OPEN:
+            peers[handoff.decode] = None
+        if handoff.decode == incarnation and handoff.prefill_end is EndState.OPEN:
+            peers[handoff.prefill] = None
+    return list(peers)

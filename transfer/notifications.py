@@ -1,0 +1,59 @@
+"""The notifications that travel over NIXL from the prefill end to the decode end: 40 bytes, little-endian.
+
+`kind, flags, rank, first_layer, num_layers, first_block, num_blocks, epoch, key`. Blocks are indices into the
+reservation's block list. Fixed width, because NIXL matches and prints notifications as plain bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from dynrt.transfer.events import KEY_BYTES, HandoffMessage
+from dynrt.transfer.units import UnitRange
+
+_LAYOUT = struct.Struct(f"<BBHHHIII4x{KEY_BYTES}s")
+NOTIFICATION_BYTES = _LAYOUT.size
+
+_WRITTEN, _QUIESCED = 1, 2
+_CLEAN = 1
+
+
+class UnitsWritten(HandoffMessage, frozen=True):
+    """Sent with a write: these units lie in the receiver's memory."""
+
+    units: UnitRange
+
+
+class SenderQuiesced(HandoffMessage, frozen=True):
+    """Stands alone: nothing is in flight for this handoff, nothing will be posted again (see events.Quiesced)."""
+
+    clean: bool
+
+
+class MalformedNotificationError(ValueError):
+    """Bytes that no dynrt of this version sends."""
+
+
+Notification = UnitsWritten | SenderQuiesced
+
+
+def encode_written(key: bytes, epoch: int, units: UnitRange) -> bytes:
+    return _LAYOUT.pack(_WRITTEN, 0, *msgspec.structs.astuple(units), epoch, key)
+
+
+def encode_quiesced(key: bytes, epoch: int, *, clean: bool) -> bytes:
+    return _LAYOUT.pack(_QUIESCED, _CLEAN if clean else 0, 0, 0, 0, 0, 0, epoch, key)
+
+
+def decode(packed: bytes) -> Notification:
+    """The inverse of the two above. MalformedNotificationError: wrong length or an unknown kind."""
+    if len(packed) != NOTIFICATION_BYTES:
+        raise MalformedNotificationError(f"{len(packed)} bytes, expected {NOTIFICATION_BYTES}")
+    kind, flags, rank, first_layer, num_layers, first_block, num_blocks, epoch, key = _LAYOUT.unpack(packed)
+    if kind == _WRITTEN:
+        return UnitsWritten(key, epoch, UnitRange(rank, first_layer, num_layers, first_block, num_blocks))
+    if kind == _QUIESCED:
+        return SenderQuiesced(key, epoch, bool(flags & _CLEAN))
+    raise MalformedNotificationError(f"kind {kind}, expected {_WRITTEN} or {_QUIESCED}")

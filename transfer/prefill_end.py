@@ -1,0 +1,304 @@
+"""The prefill end of all handoffs of one worker: which writes may be posted, and when source blocks are free.
+
+Sans-IO: events and the time go in, effects come out; the transfer thread posts what `next_write` returns and says
+how each write ended. The table of states and events is docs/handoff.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import msgspec
+
+from dynrt.transfer.bounded import BoundedDict
+from dynrt.transfer.coalescing import Pacing
+from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
+from dynrt.transfer.events import Arm, CancelHandoff, Quiesced, Sent
+from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
+from dynrt.transfer.notifications import encode_quiesced
+from dynrt.transfer.units import UnitRange
+
+HandoffId = tuple[bytes, int]
+
+TOMBSTONES = 8192  # ended handoffs remembered, so that nothing late can open them again
+MAX_WRITE_BYTES = 32 << 20  # host memory is copied inside the post: bounds how long one keeps the thread
+
+
+class PrefillState(Enum):
+    """States that still hold something; SENT, QUIESCED and FENCED hold nothing and leave a tombstone."""
+
+    COMPUTING = auto()  # no target yet: finished layers wait
+    PUSHING = auto()  # ARMED until the first write is posted
+    CANCELLING = auto()  # posts nothing more, waits for what was posted
+
+
+class Write(msgspec.Struct, frozen=True):
+    """One push to post: `units.num_blocks` blocks of each of `units.num_layers` layers."""
+
+    id: HandoffId
+    peer: str
+    units: UnitRange
+    source_ids: list[int]
+    target_ids: list[int]
+    num_bytes: int
+
+
+@dataclass
+class _Extent:
+    """Blocks announced together: they lie in every layer up to `layers_written`."""
+
+    first_block: int  # of the prompt
+    block_ids: list[int]
+    layers_written: int
+    layers_posted: list[int]  # per rank
+    layers_per_push: int = 1
+
+    def is_over(self, num_layers: int) -> bool:
+        """Written in full, and posted in full as far as the target wants it."""
+        is_posted = min(self.layers_posted) == num_layers or not self.block_ids
+        return is_posted and self.layers_written == num_layers
+
+
+@dataclass
+class _Handoff:
+    id: HandoffId
+    state: PrefillState = PrefillState.COMPUTING
+    arm: Arm | None = None
+    extents: list[_Extent] = field(default_factory=list)  # not yet posted in full, oldest first
+    num_announced: int = 0  # prompt blocks 0 … num_announced - 1 were announced
+    num_prompt_blocks: int | None = None
+    num_unfinished: int = 0  # posted, not yet seen DONE
+    clean: bool = True
+    reason: str = ""
+    kv_bytes: int = 0
+    num_writes: int = 0
+    post_s: float = 0.0
+
+    def cut_to_target(self) -> None:
+        """Forget source blocks that decode holds already: its own prefix hit is not sent."""
+        assert self.arm is not None
+        for extent in self.extents:
+            num_held = max(0, self.arm.first_block - extent.first_block)
+            extent.first_block += num_held
+            extent.block_ids = extent.block_ids[num_held:]
+
+
+class PrefillEnd:
+    """All handoffs whose prompts are computed here. `layer_block_bytes`: of one block of one layer on one rank."""
+
+    def __init__(self, num_ranks: int, num_layers: int, layer_block_bytes: int) -> None:
+        self._num_ranks = num_ranks
+        self._num_layers = num_layers
+        self._layer_block_bytes = layer_block_bytes
+        self._pacing = Pacing(num_layers)
+        self._open: dict[HandoffId, _Handoff] = {}
+        self._ended: BoundedDict[HandoffId, None] = BoundedDict(TOMBSTONES)
+        self._step: list[_Extent] = []  # extents that the current step completes
+        self._step_ids: list[HandoffId] = []
+        self._postable: dict[HandoffId, None] = {}  # handoffs that may have something to post, in order
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def knows(self, handoff_id: HandoffId) -> bool:
+        """Whether it is open here, or was."""
+        return handoff_id in self._open or handoff_id in self._ended
+
+    # --- from the compute thread ------------------------------------------------------------------
+
+    def opened(self, event: PrefillOpened) -> list[PrefillEffect]:
+        """A prompt was queued for computing."""
+        handoff_id = event.key, event.epoch
+        if handoff_id in self._ended:
+            return [Order(ReleaseBlocks(*handoff_id))]
+        self._open.setdefault(handoff_id, _Handoff(handoff_id))  # its Arm can have come before
+        return []
+
+    def step_begins(self, ready: list[BlocksReady]) -> list[PrefillEffect]:
+        """A step starts that completes these blocks; the one before has written all its layers."""
+        assert all(extent.layers_written == self._num_layers for extent in self._step), (
+            "a step was left unfinished"
+        )
+        self._step, self._step_ids = [], []
+        effects = [effect for blocks in ready for effect in self._announced(blocks)]
+        layer_bytes = sum(len(extent.block_ids) for extent in self._step) * self._layer_block_bytes
+        group = self._pacing.layers_per_push(len(self._step), layer_bytes) if self._step else 1
+        for extent in self._step:
+            extent.layers_per_push = group
+        return effects
+
+    def layer_written(self, layer: int, now: float) -> list[PrefillEffect]:
+        """Layer's KV of the current step is in memory. Layers come in order."""
+        self._pacing.layer_written(layer, now)
+        for extent in self._step:
+            assert extent.layers_written == layer, f"layer {layer} came after {extent.layers_written} layers"
+            extent.layers_written = layer + 1
+        return [effect for handoff_id in self._step_ids for effect in self._progressed(handoff_id)]
+
+    def _announced(self, ready: BlocksReady) -> list[PrefillEffect]:
+        handoff = self._open.get((ready.key, ready.epoch))
+        if handoff is None:  # ended meanwhile; the engine pinned these blocks all the same
+            return [Order(ReleaseBlocks(ready.key, ready.epoch))]
+        assert ready.first_block <= handoff.num_announced, f"blocks before {ready.first_block} never came"
+        handoff.num_prompt_blocks = ready.num_prompt_blocks
+        num_known = handoff.num_announced - ready.first_block
+        block_ids = ready.block_ids[num_known:]
+        if block_ids:
+            self._add_extent(handoff, block_ids, ready.written)
+        return self._progressed(handoff.id)
+
+    def _add_extent(self, handoff: _Handoff, block_ids: list[int], written: bool) -> None:
+        layers_written = self._num_layers if written else 0
+        extent = _Extent(handoff.num_announced, block_ids, layers_written, [0] * self._num_ranks)
+        handoff.num_announced += len(block_ids)
+        handoff.extents.append(extent)
+        if not written:
+            self._step.append(extent)
+            self._step_ids.append(handoff.id)
+
+    # --- from the runtime -------------------------------------------------------------------------
+
+    def arm(self, event: Arm) -> list[PrefillEffect]:
+        """The target is known; what is written already may be posted at once."""
+        if event.id in self._ended:
+            return []
+        handoff = self._open.setdefault(event.id, _Handoff(event.id))  # its PrefillOpened can still come
+        if handoff.state is not PrefillState.COMPUTING:
+            return []
+        handoff.arm, handoff.state = event, PrefillState.PUSHING
+        return self._progressed(event.id)
+
+    def cancel(self, event: CancelHandoff) -> list[PrefillEffect]:
+        """Post nothing more. Ended and unknown handoffs are quiet already, and stay so."""
+        handoff = self._open.get(event.id)
+        if handoff is None:
+            self._ended[event.id] = None
+            return [Tell(Quiesced(*event.id, event.reason))]
+        return self._stop(handoff, event.reason)
+
+    def fence(self, incarnation: str) -> list[PrefillEffect]:
+        """That peer is dead: nothing that was posted to it can land, so nothing is waited for."""
+        fenced = [h for h in self._open.values() if h.arm is not None and h.arm.peer == incarnation]
+        effects: list[PrefillEffect] = []
+        for handoff in fenced:
+            reason = f"decode worker {incarnation} is dead"
+            effects += self._end(handoff, Quiesced(*handoff.id, reason))
+        return effects
+
+    # --- from the writes --------------------------------------------------------------------------
+
+    def next_write(self) -> Write | None:
+        """The write to post now, None if there is none. It counts as posted until it is reported to have ended."""
+        for handoff_id in list(self._postable):
+            handoff = self._open[handoff_id]
+            write = self._next_write_of(handoff)
+            if write is not None:
+                handoff.num_unfinished += 1
+                return write
+            del self._postable[handoff_id]
+        return None
+
+    def write_posted(self, write: Write, post_s: float) -> None:
+        """The call that posted `write` took so long."""
+        handoff = self._open[write.id]
+        handoff.kv_bytes += write.num_bytes
+        handoff.num_writes += 1
+        handoff.post_s += post_s
+
+    def write_done(self, write: Write, duration_s: float) -> list[PrefillEffect]:
+        """`write` was seen DONE so long after its post began."""
+        self._pacing.write_done(write.num_bytes, duration_s)
+        return [] if self._write_ended(write) is None else self._progressed(write.id)
+
+    def write_failed(self, write: Write, reason: str) -> list[PrefillEffect]:
+        """`write` was seen to fail, or could not be posted, while its peer is not known to be dead."""
+        handoff = self._write_ended(write)
+        if handoff is None:
+            return []
+        handoff.clean = False
+        return self._stop(handoff, reason)
+
+    def _write_ended(self, write: Write) -> _Handoff | None:
+        handoff = self._open.get(write.id)
+        if handoff is None:  # fenced meanwhile
+            return None
+        assert handoff.num_unfinished > 0, "a write ended twice"
+        handoff.num_unfinished -= 1
+        return handoff
+
+    def _next_write_of(self, handoff: _Handoff) -> Write | None:
+        for extent in handoff.extents:
+            for rank in range(self._num_ranks):
+                num_layers = self._layers_due(extent, rank)
+                if num_layers > 0:
+                    return self._take(handoff, extent, rank, num_layers)
+        return None
+
+    def _layers_due(self, extent: _Extent, rank: int) -> int:
+        pending = extent.layers_written - extent.layers_posted[rank]
+        waits = pending < extent.layers_per_push and extent.layers_written < self._num_layers
+        if waits or not extent.block_ids:
+            return 0
+        return min(pending, max(1, MAX_WRITE_BYTES // (len(extent.block_ids) * self._layer_block_bytes)))
+
+    def _take(self, handoff: _Handoff, extent: _Extent, rank: int, num_layers: int) -> Write:
+        assert handoff.arm is not None
+        num_blocks = len(extent.block_ids)
+        first_block = extent.first_block - handoff.arm.first_block
+        units = UnitRange(rank, extent.layers_posted[rank], num_layers, first_block, num_blocks)
+        extent.layers_posted[rank] += num_layers
+        return Write(
+            id=handoff.id,
+            peer=handoff.arm.peer,
+            units=units,
+            source_ids=extent.block_ids,
+            target_ids=handoff.arm.block_ids[first_block : first_block + num_blocks],
+            num_bytes=num_blocks * num_layers * self._layer_block_bytes,
+        )
+
+    # --- the ends of a handoff --------------------------------------------------------------------
+
+    def _progressed(self, handoff_id: HandoffId) -> list[PrefillEffect]:
+        """Something happened to this handoff: see what it may do now."""
+        handoff = self._open.get(handoff_id)
+        if handoff is None:
+            return []
+        match handoff.state:
+            case PrefillState.COMPUTING:
+                return []
+            case PrefillState.PUSHING:
+                return self._push_on(handoff)
+            case PrefillState.CANCELLING:
+                return [] if handoff.num_unfinished else self._quiesce(handoff)
+
+    def _push_on(self, handoff: _Handoff) -> list[PrefillEffect]:
+        assert handoff.arm is not None
+        num_blocks, end = handoff.num_prompt_blocks, handoff.arm.first_block + len(handoff.arm.block_ids)
+        if num_blocks is not None and num_blocks != end:
+            return self._stop(handoff, f"the prompt has {num_blocks} blocks, decode reserved up to {end}")
+        handoff.cut_to_target()
+        handoff.extents = [extent for extent in handoff.extents if not extent.is_over(self._num_layers)]
+        if handoff.extents or handoff.num_unfinished or handoff.num_announced != num_blocks:
+            self._postable[handoff.id] = None
+            return []
+        sent = Sent(*handoff.id, handoff.kv_bytes, handoff.num_writes, handoff.post_s)
+        return self._end(handoff, sent)
+
+    def _stop(self, handoff: _Handoff, reason: str) -> list[PrefillEffect]:
+        if handoff.state is not PrefillState.CANCELLING:
+            handoff.state, handoff.reason = PrefillState.CANCELLING, reason
+            self._postable.pop(handoff.id, None)
+        return self._progressed(handoff.id)
+
+    def _quiesce(self, handoff: _Handoff) -> list[PrefillEffect]:
+        notice = encode_quiesced(*handoff.id, clean=handoff.clean)
+        notify: list[PrefillEffect] = [Notify(handoff.arm.peer, notice)] if handoff.arm is not None else []
+        return notify + self._end(handoff, Quiesced(*handoff.id, handoff.reason, handoff.clean))
+
+    def _end(self, handoff: _Handoff, message: Sent | Quiesced) -> list[PrefillEffect]:
+        del self._open[handoff.id]
+        self._postable.pop(handoff.id, None)
+        self._ended[handoff.id] = None
+        return [Order(ReleaseBlocks(*handoff.id)), Tell(message)]

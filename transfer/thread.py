@@ -1,0 +1,347 @@
+"""The transfer thread of an engine process: the one that makes every NIXL call, around both ends of the handoffs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from dynrt.runtime.errors import TransferError
+from dynrt.transfer import notifications
+from dynrt.transfer.decode_end import DecodeEnd
+from dynrt.transfer.effects import DecodeEffect, Notify, Order, PrefillEffect, Tell
+from dynrt.transfer.events import (
+    Arm,
+    CancelHandoff,
+    ConnectPeer,
+    FencePeer,
+    FirstToken,
+    FromDecodeEnd,
+    FromPrefillEnd,
+    PeerConnected,
+    PeerQuiesced,
+    RenewLease,
+    ToDecodeEnd,
+    ToPrefillEnd,
+)
+from dynrt.transfer.layout import KvGeometry, KvRegion
+from dynrt.transfer.local import (
+    BlocksReady,
+    LayerWritten,
+    PrefillOpened,
+    ReservationMade,
+    StepBegins,
+    ToCompute,
+    ToTransfer,
+)
+from dynrt.transfer.nixl_agent import NixlAgent, WriteState
+from dynrt.transfer.prefill_end import PrefillEnd, Write
+
+log = logging.getLogger("dynrt.transfer")
+
+POLL_S = 0.2e-3  # while something can arrive: over TCP no byte lands unless the receiver polls
+CONNECT_POLL_S = 50e-3
+CONNECT_WINDOW_S = 10.0  # how long a receiver helps an announced peer to connect
+IDLE_POLL_S = 1.0
+
+Event = ToPrefillEnd | ToDecodeEnd | ToTransfer
+
+
+class CudaEvent(Protocol):
+    """A torch.cuda.Event, as far as this thread looks at it."""
+
+    def query(self) -> bool: ...
+
+
+class _Posted(NamedTuple):
+    """A write that was not seen to end."""
+
+    write: Write
+    handle: Any
+    posted_at: float
+
+
+class _Stamped(NamedTuple):
+    """An event of a step and when the compute thread told it."""
+
+    event: StepBegins | LayerWritten
+    told_at: float
+
+
+class TransferThread:
+    """One per engine process. `geometry` and `regions` have one entry per rank; it registers the memory at once.
+
+    `post`, `step_begins` and `layer_written` may be called from any thread and never wait. The callbacks are called
+    on this thread. A failure ends it and is handed to `on_failure`.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        geometry: list[KvGeometry],
+        regions: list[list[KvRegion]],
+        host: str,
+        to_runtime: Callable[[FromPrefillEnd | FromDecodeEnd], None],
+        to_compute: Callable[[ToCompute], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        num_layers = geometry[0].num_layers
+        assert len(geometry) == len(regions) and all(rank.num_layers == num_layers for rank in geometry)
+        self._num_layers = num_layers
+        self._agents = [
+            NixlAgent(f"{incarnation}:{rank}", geometry[rank], regions[rank]) for rank in range(len(geometry))
+        ]
+        self._prefill = PrefillEnd(len(geometry), num_layers, geometry[0].layer_block_bytes)
+        self._decode = DecodeEnd(len(geometry), num_layers, host)
+        self._to_runtime = to_runtime
+        self._to_compute = to_compute
+        self._on_failure = on_failure
+        self._inbox: deque[tuple[Event, float]] = deque()
+        self._steps: deque[_Stamped] = (
+            deque()
+        )  # a layer whose CUDA event has not happened holds up what follows
+        self._posted: list[_Posted] = []
+        self._has_more = False  # the last turn posted a write, and there may be another
+        self._connect_until = 0.0
+        self._in_step = False  # compute thread: whether layers told now belong to an announced step
+        self._stopping = False
+        self._asleep = False
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = select.poll()
+        self._poller.register(self._wakeup, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="transfer", daemon=True)
+
+    # --- from other threads -----------------------------------------------------------------------
+
+    @property
+    def agent_metadata(self) -> list[bytes]:
+        return [agent.metadata for agent in self._agents]
+
+    @property
+    def region_addresses(self) -> list[list[int]]:
+        return [agent.region_addresses for agent in self._agents]
+
+    @property
+    def open_handoffs(self) -> int:
+        return self._prefill.num_open + self._decode.num_open
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread; handoffs still open are abandoned, as the process is about to end."""
+        self._stopping = True
+        os.eventfd_write(self._wakeup, 1)
+        self._thread.join(timeout_s)
+
+    def post(self, event: Event) -> None:
+        self._inbox.append((event, time.monotonic()))
+        if self._asleep:
+            os.eventfd_write(self._wakeup, 1)
+
+    def step_begins(self, ready: list[BlocksReady]) -> None:
+        """Engine hook, from the compute thread."""
+        self._in_step = True
+        self.post(StepBegins(ready))
+
+    def layer_written(self, layer: int, event: object | None) -> None:
+        """Engine hook, from the compute thread. Layers of steps without a handoff do not wake this thread."""
+        if self._in_step:
+            self.post(LayerWritten(layer, event))
+            self._in_step = layer < self._num_layers - 1
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+                self._wait()
+            for agent in self._agents:
+                agent.close()
+        except BaseException as error:
+            log.exception("transfer thread failed")
+            self._on_failure(error)
+
+    def _turn(self) -> None:
+        self._read_inbox()
+        self._follow_steps()
+        self._post_write()
+        self._poll_writes()
+        self._poll_notifications()
+
+    def _wait(self) -> None:
+        wait_s = self._wait_s()
+        if wait_s > POLL_S:
+            self._sleep(wait_s)
+        elif wait_s > 0:
+            time.sleep(wait_s)
+
+    def _sleep(self, longest_s: float) -> None:
+        """Until something is posted."""
+        self._asleep = True
+        if not self._inbox and not self._stopping and self._poller.poll(1000 * longest_s):
+            os.eventfd_read(self._wakeup)
+        self._asleep = False
+
+    def _wait_s(self) -> float:
+        if self._inbox or self._has_more:
+            return 0.0
+        if self._decode.num_open or self._posted or self._steps:
+            return POLL_S
+        if time.monotonic() < self._connect_until:
+            return CONNECT_POLL_S
+        return IDLE_POLL_S
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            event, told_at = self._inbox.popleft()
+            if isinstance(event, StepBegins | LayerWritten):
+                self._steps.append(_Stamped(event, told_at))
+            else:
+                self._on_event(event)
+
+    def _on_event(self, event: ToPrefillEnd | ToDecodeEnd | PrefillOpened | ReservationMade) -> None:
+        match event:
+            case PrefillOpened():
+                self._do(self._prefill.opened(event))
+            case ReservationMade():
+                self._do(self._decode.reserved(event, time.monotonic()))
+            case Arm():
+                self._do(self._prefill.arm(event))
+            case FirstToken():
+                self._do(self._decode.first_token(event))
+            case RenewLease():
+                self._decode.renew(event, time.monotonic())
+            case PeerQuiesced():
+                self._do(self._decode.peer_quiesced(event, time.monotonic()))
+            case CancelHandoff():
+                self._cancel(event)
+            case FencePeer(incarnation):
+                self._fence(incarnation)
+            case ConnectPeer():
+                self._connect(event)
+
+    def _cancel(self, event: CancelHandoff) -> None:
+        """Only the end that knows the handoff answers; if none does yet, both: the runtime heeds the one it asked."""
+        is_known = self._prefill.knows(event.id) or self._decode.knows(event.id)
+        if self._prefill.knows(event.id) or not is_known:
+            self._do(self._prefill.cancel(event))
+        if self._decode.knows(event.id) or not is_known:
+            self._do(self._decode.cancel(event))
+
+    def _connect(self, event: ConnectPeer) -> None:
+        if not event.will_push:
+            self._connect_until = time.monotonic() + CONNECT_WINDOW_S
+            return
+        error: str | None = None
+        try:
+            self._connect_agents(event)
+        except TransferError as failure:
+            error = str(failure)
+        self._to_runtime(PeerConnected(event.incarnation, error))
+
+    def _connect_agents(self, event: ConnectPeer) -> None:
+        if len(event.agent_metadata) != len(self._agents):
+            raise TransferError(
+                f"{event.incarnation} has {len(event.agent_metadata)} ranks, this worker has {len(self._agents)}"
+            )
+        for agent, metadata, addresses in zip(
+            self._agents, event.agent_metadata, event.region_addresses, strict=True
+        ):
+            agent.connect_peer(event.incarnation, metadata, addresses, event.num_blocks)
+
+    def _fence(self, incarnation: str) -> None:
+        self._do(self._prefill.fence(incarnation))
+        self._decode.fence(incarnation, time.monotonic())
+        for posted in self._posted:
+            if posted.write.peer == incarnation:
+                self._agents[posted.write.units.rank].release_write(posted.handle)
+        self._posted = [posted for posted in self._posted if posted.write.peer != incarnation]
+        for agent in self._agents:
+            agent.remove_peer(incarnation)
+
+    def _follow_steps(self) -> None:
+        while self._steps and _has_happened(self._steps[0].event):
+            event, told_at = self._steps.popleft()
+            if isinstance(event, StepBegins):
+                self._do(self._prefill.step_begins(event.ready))
+            else:
+                written_at = told_at if event.event is None else time.monotonic()
+                self._do(self._prefill.layer_written(event.layer, written_at))
+
+    def _post_write(self) -> None:
+        """At most one in a turn, so that a long backlog keeps neither news nor notifications waiting."""
+        write = self._prefill.next_write()
+        self._has_more = write is not None
+        if write is None:
+            return
+        agent = self._agents[write.units.rank]
+        notification = notifications.encode_written(*write.id, write.units)
+        began_at = time.monotonic()
+        try:
+            handle = agent.post_write(
+                write.peer, write.units, write.source_ids, write.target_ids, notification
+            )
+        except TransferError as error:
+            self._do(self._prefill.write_failed(write, str(error)))
+            return
+        self._prefill.write_posted(write, time.monotonic() - began_at)
+        self._posted.append(_Posted(write, handle, began_at))
+
+    def _poll_writes(self) -> None:
+        posted, self._posted = self._posted, []
+        for item in posted:
+            agent = self._agents[item.write.units.rank]
+            state = agent.poll_write(item.handle)
+            if state is WriteState.IN_FLIGHT:
+                self._posted.append(item)
+                continue
+            agent.release_write(item.handle)
+            if state is WriteState.DONE:
+                duration_s = time.monotonic() - item.posted_at
+                self._do(self._prefill.write_done(item.write, duration_s))
+            else:
+                self._do(self._prefill.write_failed(item.write, f"a write to {item.write.peer} failed"))
+
+    def _poll_notifications(self) -> None:
+        for agent in self._agents:
+            for packed in agent.poll_notifications():
+                self._on_notification(packed)
+        self._do(self._decode.polled(time.monotonic()))
+
+    def _on_notification(self, packed: bytes) -> None:
+        try:
+            notification = notifications.decode(packed)
+        except notifications.MalformedNotificationError as error:
+            log.warning("notification dropped: %s", error)
+            return
+        self._do(self._decode.notified(notification, time.monotonic()))
+
+    def _do(self, effects: Sequence[PrefillEffect] | Sequence[DecodeEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(message):
+                    self._to_runtime(message)
+                case Order(order):
+                    self._to_compute(order)
+                case Notify():
+                    self._notify(effect)
+
+    def _notify(self, effect: Notify) -> None:
+        try:
+            self._agents[0].notify(effect.peer, effect.notification)
+        except TransferError as error:
+            log.info("left to the runtime to relay: %s", error)
+
+
+def _has_happened(event: StepBegins | LayerWritten) -> bool:
+    if isinstance(event, StepBegins) or event.event is None:
+        return True
+    cuda_event = cast(CudaEvent, event.event)
+    return cuda_event.query()
