@@ -1,14 +1,14 @@
 # shellcheck shell=bash
 # Keeps the project's Python environment complete; sourced by bin/dynrt, bin/test and bin/bench.
 #
-# `ensure_environment run|test` makes $venv hold what running, or testing as well, needs. $stamp exists only
-# while that is so: it is removed before pip changes anything, so a set-up cut short is seen at the next start
-# and done anew (pip itself would take a half-written package for an installed one).
+# `ensure_environment run|test` makes $venv hold what running, or testing as well, needs. $stamp is there only
+# while $venv is whole: it is removed before pip changes anything and written after, so that a set-up cut short
+# is seen at the next start and done anew (pip itself would take a half-written package for an installed one).
 
 root=$(readlink -f "${BASH_SOURCE[0]}")
 root=${root%/bin/setup.sh}
 venv=$root/.venv
-stamp=$venv/.setup-complete # three lines: what the environment was made for, what pip installed, run or test
+stamp=$venv/.setup # three lines: what $venv was made for, what was installed into it, for run or for test
 log=$venv/setup.log
 
 torch_cpu_version=2.13.0
@@ -33,7 +33,7 @@ current_identity() { echo "$root|$(readlink -f "$venv/bin/python")|$(torch_build
 
 current_requirements() { cat "$root/pyproject.toml" "$root/bin/setup.sh" | sha256sum; }
 
-# Sets stamped_identity, stamped_requirements and stamped_purpose; all empty where no set-up was completed.
+# Sets stamped_identity, stamped_requirements and stamped_purpose; empty is what is not known to be there.
 read_stamp() {
     stamped_identity='' stamped_requirements='' stamped_purpose=''
     [[ -f $stamp ]] || return 0
@@ -62,9 +62,9 @@ find_python() {
         "install it with its venv module ('apt install python3 python3-venv', or from python.org) and start again"
 }
 
-# Copies pip's output to the log and every 5 seconds shows the latest line of it, so also that pip still runs.
+# Copies pip's output to the log and every 5 seconds shows its latest line, or that there is none.
 report_progress() {
-    local line latest='pip' shown_s=$SECONDS status
+    local line latest='pip is still at work' shown_s=$SECONDS status
     while true; do
         status=0
         read -r -t 5 line || status=$?
@@ -74,7 +74,8 @@ report_progress() {
             latest=$line
         fi
         if ((SECONDS - shown_s >= 5)); then
-            say "  $SECONDS s, at: ${latest:0:100}"
+            say "  $SECONDS s: ${latest:0:100}"
+            latest='pip is still at work'
             shown_s=$SECONDS
         fi
     done
@@ -119,11 +120,11 @@ install_project() { # install_project run|test
     else
         say "installing dependencies for: $1"
     fi
-    pip_install --editable "$project" || fail_install "the project's dependencies"
+    pip_install --editable "$project"
 }
 
-write_stamp() { # write_stamp run|test
-    printf '%s\n' "$(current_identity)" "$(current_requirements)" "$1" >"$stamp.new"
+write_stamp() { # write_stamp REQUIREMENTS run|test
+    printf '%s\n' "$(current_identity)" "$1" "$2" >"$stamp.new"
     mv "$stamp.new" "$stamp"
 }
 
@@ -131,27 +132,31 @@ set_up() { # set_up run|test
     local purpose=$1
     if is_sound; then
         if [[ $stamped_purpose == test ]]; then purpose='test'; fi
-        rm "$stamp"
     else
         create_environment
         if [[ $(torch_build) == cpu ]]; then install_torch_for_cpu; fi
     fi
-    install_project "$purpose"
-    write_stamp "$purpose"
+    rm -f "$stamp"
+    if ! install_project "$purpose"; then
+        write_stamp '' '' # pip undoes what it could not finish: the environment is whole
+        fail_install "the project's dependencies"
+    fi
+    write_stamp "$(current_requirements)" "$purpose"
     say "set up in $SECONDS s"
 }
 
 # The lock is on this file, so that it leaves none behind; it ends with the set-up, before anything is run.
 ensure_environment() { # ensure_environment run|test
     if is_ready "$1"; then return; fi
-    unset PYTHONHOME PYTHONPATH
-    export PIP_DISABLE_PIP_VERSION_CHECK=1
-    {
+    (
+        trap 'exit 130' INT # pip ends in good order on Ctrl-C, as if it had only failed
+        unset PYTHONHOME PYTHONPATH
+        export PIP_DISABLE_PIP_VERSION_CHECK=1
         if ! flock --nonblock 9; then
             say "another start is setting up $venv; waiting for it"
             flock --timeout "$lock_deadline_s" 9 ||
                 fail "waited $lock_deadline_s s for another set-up of $venv; end it and start again"
         fi
         if ! is_ready "$1"; then set_up "$1"; fi
-    } 9<"$root/bin/setup.sh"
+    ) 9<"$root/bin/setup.sh"
 }

@@ -29,6 +29,7 @@ case "$1 $2" in
         cp "$0" "$4/bin/python"
         ;;
     "-m pip")
+        trap 'exit 1' INT # as pip does
         echo "pip ${*:4}" >>"$SANDBOX/calls"
         if [[ -p $SANDBOX/pip_pauses ]]; then cat "$SANDBOX/pip_pauses"; fi
         if [[ -e $SANDBOX/no_cpu_build && $* == *+cpu* ]]; then exit 1; fi
@@ -87,7 +88,7 @@ class SetupSandbox:
     ) -> subprocess.Popen[str]:
         """As cron would: no terminal, no HOME, hardly any environment. The script is bin/dynrt unless given."""
         return subprocess.Popen(
-            [script or self.clone / "bin" / "dynrt", *arguments],
+            ["env", "--default-signal=INT", script or self.clone / "bin" / "dynrt", *arguments],
             cwd=cwd or self.folder,
             env={"PATH": str(self.programs), "SANDBOX": str(self.folder)},
             stdin=subprocess.DEVNULL,

@@ -58,7 +58,7 @@ def test_start_through_links_from_another_folder(sandbox: SetupSandbox, tmp_path
     (elsewhere / "far").symlink_to("near")
     ended = sandbox.run("serve", script=elsewhere / "far", cwd=elsewhere)
     assert (ended.status, ended.stdout) == (0, "dynrt\nserve\n")
-    assert (sandbox.clone / ".venv" / ".setup-complete").exists()
+    assert (sandbox.clone / ".venv" / ".setup").exists()
     assert sorted(path.name for path in elsewhere.iterdir()) == ["far", "near"]
 
 
@@ -94,6 +94,7 @@ def test_interrupted_set_up_is_done_anew_and_leaves_no_process(
     with sandbox.paused_in("pip") as process:
         os.killpg(process.pid, how)
         assert wait_for_end(process).status != 0  # returns once every process that holds its pipes has ended
+    assert sum(call.startswith("pip") for call in sandbox.calls()) == 1
     sandbox.forget_calls()
     assert sandbox.run().status == 0
     assert sandbox.calls()[0] == "venv"
@@ -131,13 +132,20 @@ def test_running_dynrt_does_not_hold_the_set_up_lock(sandbox: SetupSandbox) -> N
 
 
 def test_failure_of_pip_is_shown_and_not_taken_for_a_set_up(sandbox: SetupSandbox) -> None:
+    sandbox.run()
+    (sandbox.clone / "pyproject.toml").write_text("")
     sandbox.switch("pip_fails")
     ended = sandbox.run()
     assert ended.status == 1
     assert "ERROR: the network is down" in ended.stderr
     assert "start again" in ended.stderr
     (sandbox.folder / "pip_fails").unlink()
+    sandbox.forget_calls()
     assert sandbox.run().status == 0
+    assert sandbox.calls() == [
+        project(sandbox),
+        "dynrt",
+    ]  # pip failed in good order: the environment was kept
 
 
 def test_missing_python_is_named_with_the_way_out(sandbox: SetupSandbox) -> None:
