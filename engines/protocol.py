@@ -53,7 +53,7 @@ class Token(msgspec.Struct, frozen=True):
 
     key: bytes
     epoch: int
-    token_id: int
+    token_id: int  # -1 with an error
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id that ended it, end of sequence excepted
     cached_tokens: int | None = None  # with the request's first token here
@@ -95,7 +95,10 @@ class Engine(Protocol):
         """Forget a request; a prefill_only one keeps its announced blocks pinned until `release`. Unknown: no-op."""
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
-        """Set blocks aside for the whole prompt, own prefix hit pinned; None: no room. Held until commit or release."""
+        """Set blocks aside for the whole prompt, own prefix hit pinned; held until commit or release.
+
+        None: no room now. Raises InvalidRequestError, with nothing held, if the request can never run here.
+        """
 
     def commit(self, key: bytes, epoch: int, first_token: int) -> None:
         """The reserved blocks are filled: decode on behind `first_token`."""

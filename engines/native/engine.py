@@ -72,12 +72,11 @@ class NativeEngine:
 
     def step(self, hook: LayerHook) -> StepOutput:
         started_at = time.perf_counter()
-        tokens = self._scheduler.take_refused()
+        tokens, timing = self._scheduler.take_refused(), None
         batch = self._scheduler.schedule()
-        timing = None
         if batch.chunks:
-            tokens += self._run(batch, hook)
-            timing = _timing(batch.chunks, time.perf_counter() - started_at)
+            computed, timing = self._run(batch, hook, started_at)
+            tokens += computed
         return StepOutput(tokens, self._pool.take_events(), self.load(), timing)
 
     def load(self) -> EngineLoad:
@@ -92,15 +91,20 @@ class NativeEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _run(self, batch: Batch, hook: LayerHook) -> list[Token]:
-        """Compute a batch. What torch cannot do (no memory, say) ends this batch's requests, not the engine."""
+    def _run(self, batch: Batch, hook: LayerHook, started_at: float) -> tuple[list[Token], StepTiming | None]:
+        """Compute a batch. What torch refuses (no memory, say) ends this batch's requests, not the engine."""
         if batch.ready:
             hook.step_begins(batch.ready)
         try:
             sampled = self._compute(batch, hook)
+        except (
+            torch.AcceleratorError
+        ):  # the device is lost to this process: whatever it tried next would fail
+            raise
         except RuntimeError as error:
-            return self._scheduler.fail(batch, f"a step of {batch.num_tokens} tokens failed: {error}")
-        return self._scheduler.advance(batch, sampled)
+            return self._scheduler.fail(batch, f"a step of {batch.num_tokens} tokens failed: {error}"), None
+        tokens = self._scheduler.advance(batch, sampled)
+        return tokens, _timing(batch.chunks, time.perf_counter() - started_at)
 
     @torch.inference_mode()
     def _compute(self, batch: Batch, hook: LayerHook) -> list[int]:
