@@ -1,0 +1,192 @@
+"""What the steps of each worker cost, fitted online from the steps themselves (sans-IO).
+
+A step takes `step_ms + prefill_token_ms · tokens + prefill_context_ms · Σ(end² - start²) + decode_request_ms ·
+requests + decode_kv_token_ms · tokens of KV they attend to`: least squares of the *relative* error, so that short
+steps count as much as long ones and a stall, being long, counts little. No coefficient is ever negative.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+FORGETTING = 0.995  # a sample's weight falls to 1/e over 200 later ones of its kind
+PRIOR_WEIGHT = 1e-3  # with steps that scatter by 10 %, a prior that may be off by a factor of 4
+REFIT_EVERY = 8  # samples, after the first 8
+PASS_ON_EVERY = 256  # samples of all workers between updates of everybody's prior
+
+
+class StepTimes(Protocol):
+    """One step's duration and work, as runtime.messages.StepTiming has them."""
+
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def prefill_tokens(self) -> int: ...
+    @property
+    def prefill_context(self) -> int: ...
+    @property
+    def decode_requests(self) -> int: ...
+    @property
+    def decode_kv_tokens(self) -> int: ...
+
+
+class Coefficients(msgspec.Struct, frozen=True):
+    """See the module; all in milliseconds, none negative."""
+
+    step_ms: float
+    prefill_token_ms: float
+    prefill_context_ms: float
+    decode_request_ms: float
+    decode_kv_token_ms: float
+
+
+def assumed_coefficients(kv_bytes_per_token: int) -> Coefficients:
+    """Before anything was measured: 10 tokens/ms, and what depends on KV scaled by its size.
+
+    An 8-billion-parameter model with 128 KiB of KV a token spends 6 % of a 4096-token prefill on attention; decode
+    reads KV at 100 GB/s.
+    """
+    return Coefficients(
+        step_ms=5.0,
+        prefill_token_ms=0.1,
+        prefill_context_ms=kv_bytes_per_token / 1e11,
+        decode_request_ms=0.1,
+        decode_kv_token_ms=kv_bytes_per_token / 1e8,
+    )
+
+
+class StepFit:
+    """The least-squares fit of one series of steps.
+
+    Steps with and without prefill are forgotten apart, lest thousands of decode steps wash out what a prefill costs.
+    """
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self._with_prefill = _NormalEquations()
+        self._decode_only = _NormalEquations()
+
+    def add(self, step: StepTimes) -> None:
+        assert step.duration_s > 0, step.duration_s
+        work = (1, step.prefill_tokens, step.prefill_context, step.decode_requests, step.decode_kv_tokens)
+        equations = self._with_prefill if step.prefill_tokens else self._decode_only
+        equations.add([amount / (step.duration_s * 1e3) for amount in work])
+        self.num_samples += 1
+
+    def solve(self, prior: Coefficients) -> Coefficients:
+        """The fit, drawn slightly towards `prior`, which alone decides what no step has shown yet."""
+        expected = msgspec.structs.astuple(prior)
+        matrix = [
+            [a + b for a, b in zip(*rows, strict=True)]
+            for rows in zip(self._with_prefill.matrix, self._decode_only.matrix, strict=True)
+        ]
+        vector = [a + b for a, b in zip(self._with_prefill.vector, self._decode_only.vector, strict=True)]
+        for index, value in enumerate(expected):
+            matrix[index][index] += PRIOR_WEIGHT / value**2
+            vector[index] += PRIOR_WEIGHT / value
+        return Coefficients(*_solve_nonnegative(matrix, vector))
+
+
+class FleetFit:
+    """The fits of all workers of one model. Together they are the prior of each, so a new worker starts sane and a
+    decode worker that never prefilled is believed to do it like the others.
+    """
+
+    def __init__(self) -> None:
+        self._assumed: Coefficients | None = None
+        self._together = StepFit()
+        self._fits: dict[str, StepFit] = {}
+        self._coefficients: dict[str, Coefficients] = {}
+
+    def add_worker(self, name: str, kv_bytes_per_token: int) -> None:
+        if self._assumed is None:
+            self._assumed = assumed_coefficients(kv_bytes_per_token)
+        self._fits[name] = StepFit()
+        self._coefficients[name] = self._prior()
+
+    def drop_worker(self, name: str) -> None:
+        """Forget a worker; what the fleet learned from it stays. Unknown: no-op."""
+        self._fits.pop(name, None)
+        self._coefficients.pop(name, None)
+
+    def of(self, name: str) -> Coefficients:
+        return self._coefficients[name]
+
+    def add(self, name: str, step: StepTimes) -> None:
+        """Learn from a step of this worker. A step of no duration (virtual time) says nothing."""
+        if step.duration_s <= 0:
+            return
+        self._together.add(step)
+        fit = self._fits[name]
+        fit.add(step)
+        if _is_turn(self._together.num_samples, PASS_ON_EVERY):
+            prior = self._prior()
+            self._coefficients = {other: fit.solve(prior) for other, fit in self._fits.items()}
+        elif fit.num_samples <= REFIT_EVERY or fit.num_samples % REFIT_EVERY == 0:
+            self._coefficients[name] = fit.solve(self._prior())
+
+    def _prior(self) -> Coefficients:
+        """What the fleet learned, kept off zero: a prior of zero would be certain."""
+        assert self._assumed is not None
+        assumed = msgspec.structs.astuple(self._assumed)
+        learned = msgspec.structs.astuple(self._together.solve(self._assumed))
+        floors = [max(value, 1e-3 * floor) for value, floor in zip(learned, assumed, strict=True)]
+        return Coefficients(*floors)
+
+
+class _NormalEquations:
+    """Σ x·xᵀ and Σ x over samples x = work / duration, the older ones weighing less and less."""
+
+    def __init__(self) -> None:
+        size = len(Coefficients.__struct_fields__)
+        self.matrix = [[0.0] * size for _ in range(size)]
+        self.vector = [0.0] * size
+
+    def add(self, sample: list[float]) -> None:
+        for row, factor in zip(self.matrix, sample, strict=True):
+            row[:] = [FORGETTING * old + factor * value for old, value in zip(row, sample, strict=True)]
+        self.vector = [FORGETTING * old + value for old, value in zip(self.vector, sample, strict=True)]
+
+
+def _is_turn(count: int, every: int) -> bool:
+    """At 1, 2, 4, 8, … and from `every` on at each multiple of it."""
+    return count % every == 0 if count >= every else count & (count - 1) == 0
+
+
+def _solve_nonnegative(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """Least squares under x ≥ 0: solve, set the most negative unknown to zero for good, until none is negative."""
+    scale = [
+        row[index] ** -0.5 for index, row in enumerate(matrix)
+    ]  # unit diagonal: magnitudes differ by 1e9
+    unknowns = list(range(len(vector)))
+    while True:
+        scaled = [[matrix[i][j] * scale[i] * scale[j] for j in unknowns] for i in unknowns]
+        solution = _solve(scaled, [vector[i] * scale[i] for i in unknowns])
+        worst = min(range(len(unknowns)), key=solution.__getitem__)
+        if solution[worst] >= 0:
+            break
+        del unknowns[worst]
+        if not unknowns:
+            break
+    result = [0.0] * len(vector)
+    for index, value in zip(unknowns, solution, strict=False):
+        result[index] = value * scale[index]
+    return result
+
+
+def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """Gaussian elimination of a symmetric positive definite system, which needs no pivoting."""
+    size = len(vector)
+    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
+    for pivot in range(size):
+        for below in range(pivot + 1, size):
+            factor = rows[below][pivot] / rows[pivot][pivot]
+            if factor:
+                rows[below] = [a - factor * b for a, b in zip(rows[below], rows[pivot], strict=True)]
+    solution = [0.0] * size
+    for index in reversed(range(size)):
+        known = sum(rows[index][j] * solution[j] for j in range(index + 1, size))
+        solution[index] = (rows[index][size] - known) / rows[index][index]
+    return solution
