@@ -30,7 +30,8 @@ class AttentionPlan:
         self._key_rows = torch.tensor(_key_rows(chunks, block_size), device=kv.device)
         self._value_rows = self._key_rows + block_size
         self._parts: list[_DecodeGroup | _PrefillChunk] = [
-            _DecodeGroup(chunks[first:end], first, kv) for first, end in _groups(chunks[:num_singles])
+            _DecodeGroup(chunks[first:end], first, kv)
+            for first, end in group_by_length([chunk.end for chunk in chunks[:num_singles]])
         ]
         row = num_singles
         for chunk in chunks[num_singles:]:
@@ -142,18 +143,17 @@ def _key_rows(chunks: Sequence[Chunk], block_size: int) -> list[int]:
     ]
 
 
-def _groups(chunks: Sequence[Chunk]) -> list[tuple[int, int]]:
-    """Cut `chunks`, ascending in context length, into runs [first, end) in which none is padded to over twice."""
-    runs: list[tuple[int, int]] = []
-    end = len(chunks)
+def group_by_length(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Cut ascending context lengths into runs [first, end) in which none is padded to over twice its length."""
+    groups: list[tuple[int, int]] = []
+    end = len(lengths)
     while end > 0:
-        longest = chunks[end - 1].end
         first = end - 1
-        while first > 0 and 2 * max(chunks[first - 1].end, _SMALLEST_SPLIT_TOKENS) >= longest:
+        while first > 0 and 2 * max(lengths[first - 1], _SMALLEST_SPLIT_TOKENS) >= lengths[end - 1]:
             first -= 1
-        runs.append((first, end))
+        groups.append((first, end))
         end = first
-    return runs
+    return groups
 
 
 def _num_blocks(chunk: Chunk, block_size: int) -> int:
