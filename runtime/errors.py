@@ -103,10 +103,6 @@ class RegistrationError(DynrtError):
     """An engine was refused at registration."""
 
 
-class TransferError(DynrtError):
-    """NIXL or the connection under it failed."""
-
-
 class MailboxFullError(DynrtError):
     """An actor's mailbox or a worker's outbox is at its bound."""
 

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dynrt.runtime.errors import TransferError
 from dynrt.transfer.layout import KvGeometry, KvRegion
 from dynrt.transfer.units import UnitRange
 
@@ -28,6 +27,10 @@ _NIXL_ERRORS = tuple(
     for value in vars(nixl.nixlBind).values()
     if isinstance(value, type) and issubclass(value, Exception)
 )
+
+
+class NixlError(Exception):
+    """NIXL, or the connection under it, failed."""
 
 
 class WriteState(Enum):
@@ -57,7 +60,7 @@ class _Peer(msgspec.Struct, frozen=True):
 
 
 class NixlAgent:
-    """`name` must be new in the world: NIXL refuses a second agent of a name it knows. Raises TransferError."""
+    """`name` must be new in the world: NIXL refuses a second agent of a name it knows. Raises NixlError."""
 
     def __init__(self, name: str, geometry: KvGeometry, regions: Sequence[KvRegion]) -> None:
         devices = {region.device for region in regions}
@@ -81,25 +84,25 @@ class NixlAgent:
             self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, mem_type=self._memory)
             card = AgentCard(self._agent.get_agent_metadata(), self._memory, self._device)
         except _NIXL_ERRORS as error:
-            raise TransferError(f"NIXL agent {name} cannot be set up: {_describe(error)}") from error
+            raise NixlError(f"NIXL agent {name} cannot be set up: {_describe(error)}") from error
         self.metadata = _encode_card(card)
 
     def connect_peer(
         self, incarnation: str, metadata: bytes, addresses: Sequence[int], num_blocks: int
     ) -> None:
-        """Make `post_write` to `incarnation` possible; a known one is left as it is. Raises TransferError."""
+        """Make `post_write` to `incarnation` possible; a known one is left as it is. Raises NixlError."""
         if incarnation in self._peers:
             return
         card = _decode_card(metadata)
         if len(addresses) != self._geometry.num_layers:
-            raise TransferError(f"{incarnation} has {len(addresses)} layers, not {self._geometry.num_layers}")
+            raise NixlError(f"{incarnation} has {len(addresses)} layers, not {self._geometry.num_layers}")
         theirs = _strided(addresses, num_blocks, self._geometry.layer_block_bytes, card.device)
         try:
             name = self._agent.add_remote_agent(card.metadata)
             blocks = self._agent.prep_xfer_dlist(name, theirs, mem_type=card.memory)
             self._agent.make_connection(name)
         except _NIXL_ERRORS as error:
-            raise TransferError(f"cannot connect to {incarnation}: {_describe(error)}") from error
+            raise NixlError(f"cannot connect to {incarnation}: {_describe(error)}") from error
         self._peers[incarnation] = _Peer(name, blocks, num_blocks)
 
     def remove_peer(self, incarnation: str) -> None:
@@ -121,10 +124,10 @@ class NixlAgent:
         target_ids: Sequence[int],
         notification: bytes,
     ) -> Any:
-        """Post one WRITE of blocks `source_ids` of each layer in `units`; its handle. Raises TransferError."""
+        """Post one WRITE of blocks `source_ids` of each layer in `units`; its handle. Raises NixlError."""
         known = self._peers.get(peer)
         if known is None:
-            raise TransferError(f"{peer} is not connected")
+            raise NixlError(f"{peer} is not connected")
         local = _block_indices(units, source_ids, self._geometry.num_blocks)
         remote = _block_indices(units, target_ids, known.num_blocks)
         try:
@@ -133,7 +136,7 @@ class NixlAgent:
             )
             self._agent.transfer(handle)
         except _NIXL_ERRORS as error:
-            raise TransferError(f"write to {peer}: {_describe(error)}") from error
+            raise NixlError(f"write to {peer}: {_describe(error)}") from error
         return handle
 
     def poll_write(self, handle: Any) -> WriteState:
@@ -161,14 +164,14 @@ class NixlAgent:
         return [notification for received in by_sender.values() for notification in received]
 
     def notify(self, peer: str, notification: bytes) -> None:
-        """Send a notification that is ordered against nothing. Raises TransferError."""
+        """Send a notification that is ordered against nothing. Raises NixlError."""
         known = self._peers.get(peer)
         if known is None:
-            raise TransferError(f"{peer} is not connected")
+            raise NixlError(f"{peer} is not connected")
         try:
             self._agent.send_notif(known.name, notification)
         except _NIXL_ERRORS as error:
-            raise TransferError(f"notification to {peer}: {_describe(error)}") from error
+            raise NixlError(f"notification to {peer}: {_describe(error)}") from error
 
     def close(self) -> None:
         """Disconnect from all peers and unregister the memory."""

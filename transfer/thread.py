@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
-from dynrt.runtime.errors import TransferError
 from dynrt.transfer import notifications
 from dynrt.transfer.decode_end import DecodeEnd
 from dynrt.transfer.effects import DecodeEffect, Notify, Order, PrefillEffect, Tell
@@ -39,7 +38,7 @@ from dynrt.transfer.local import (
     ToCompute,
     ToTransfer,
 )
-from dynrt.transfer.nixl_agent import NixlAgent, WriteState
+from dynrt.transfer.nixl_agent import NixlAgent, NixlError, WriteState
 from dynrt.transfer.prefill_end import PrefillEnd, Write
 
 log = logging.getLogger("dynrt.transfer")
@@ -242,13 +241,13 @@ class TransferThread:
         error: str | None = None
         try:
             self._connect_agents(event)
-        except TransferError as failure:
+        except NixlError as failure:
             error = str(failure)
         self._to_runtime(PeerConnected(event.incarnation, error))
 
     def _connect_agents(self, event: ConnectPeer) -> None:
         if len(event.agent_metadata) != len(self._agents):
-            raise TransferError(
+            raise NixlError(
                 f"{event.incarnation} has {len(event.agent_metadata)} ranks, this worker has {len(self._agents)}"
             )
         for agent, metadata, addresses in zip(
@@ -288,7 +287,7 @@ class TransferThread:
             handle = agent.post_write(
                 write.peer, write.units, write.source_ids, write.target_ids, notification
             )
-        except TransferError as error:
+        except NixlError as error:
             self._do(self._prefill.write_failed(write, str(error)))
             return
         self._prefill.write_posted(write, time.monotonic() - began_at)
@@ -336,7 +335,7 @@ class TransferThread:
     def _notify(self, effect: Notify) -> None:
         try:
             self._agents[0].notify(effect.peer, effect.notification)
-        except TransferError as error:
+        except NixlError as error:
             log.info("left to the runtime to relay: %s", error)
 
 
