@@ -48,6 +48,7 @@ def assumed_coefficients(kv_bytes_per_token: int) -> Coefficients:
     An 8-billion-parameter model with 128 KiB of KV a token spends 6 % of a 4096-token prefill on attention; decode
     reads KV at 100 GB/s.
     """
+    assert kv_bytes_per_token > 0, kv_bytes_per_token
     return Coefficients(
         step_ms=5.0,
         prefill_token_ms=0.1,
@@ -96,15 +97,17 @@ class FleetFit:
 
     def __init__(self) -> None:
         self._assumed: Coefficients | None = None
+        self._prior: Coefficients | None = None
         self._together = StepFit()
         self._fits: dict[str, StepFit] = {}
         self._coefficients: dict[str, Coefficients] = {}
 
     def add_worker(self, name: str, kv_bytes_per_token: int) -> None:
-        if self._assumed is None:
-            self._assumed = assumed_coefficients(kv_bytes_per_token)
+        """A new worker, which is believed to be like the others until it has made steps of its own."""
+        if self._assumed is None or self._prior is None:
+            self._assumed = self._prior = assumed_coefficients(kv_bytes_per_token)
         self._fits[name] = StepFit()
-        self._coefficients[name] = self._prior()
+        self._coefficients[name] = self._prior
 
     def drop_worker(self, name: str) -> None:
         """Forget a worker; what the fleet learned from it stays. Unknown: no-op."""
@@ -118,22 +121,15 @@ class FleetFit:
         """Learn from a step of this worker. A step of no duration (virtual time) says nothing."""
         if step.duration_s <= 0:
             return
-        self._together.add(step)
+        assert self._assumed is not None and self._prior is not None, f"no worker {name!r}"
         fit = self._fits[name]
         fit.add(step)
+        self._together.add(step)
         if _is_turn(self._together.num_samples, PASS_ON_EVERY):
-            prior = self._prior()
-            self._coefficients = {other: fit.solve(prior) for other, fit in self._fits.items()}
+            prior = self._prior = _kept_off_zero(self._together.solve(self._assumed), self._assumed)
+            self._coefficients = {other: each.solve(prior) for other, each in self._fits.items()}
         elif fit.num_samples <= REFIT_EVERY or fit.num_samples % REFIT_EVERY == 0:
-            self._coefficients[name] = fit.solve(self._prior())
-
-    def _prior(self) -> Coefficients:
-        """What the fleet learned, kept off zero: a prior of zero would be certain."""
-        assert self._assumed is not None
-        assumed = msgspec.structs.astuple(self._assumed)
-        learned = msgspec.structs.astuple(self._together.solve(self._assumed))
-        floors = [max(value, 1e-3 * floor) for value, floor in zip(learned, assumed, strict=True)]
-        return Coefficients(*floors)
+            self._coefficients[name] = fit.solve(self._prior)
 
 
 class _NormalEquations:
@@ -148,6 +144,12 @@ class _NormalEquations:
         for row, factor in zip(self.matrix, sample, strict=True):
             row[:] = [FORGETTING * old + factor * value for old, value in zip(row, sample, strict=True)]
         self.vector = [FORGETTING * old + value for old, value in zip(self.vector, sample, strict=True)]
+
+
+def _kept_off_zero(learned: Coefficients, assumed: Coefficients) -> Coefficients:
+    """What can be a prior: one of zero would be certain."""
+    pairs = zip(msgspec.structs.astuple(learned), msgspec.structs.astuple(assumed), strict=True)
+    return Coefficients(*(max(value, 1e-3 * floor) for value, floor in pairs))
 
 
 def _is_turn(count: int, every: int) -> bool:

@@ -32,7 +32,8 @@ class Terms(msgspec.Struct, frozen=True):
     def expected_ms(self) -> float:
         return self.queue_ms + self.compute_ms + self.transfer_ms + self.handoff_ms + self.decode_ms
 
-    def __str__(self) -> str:
+    def describe(self) -> str:
+        """The sum and its parts, for people."""
         parts = ", ".join(
             f"{name.removesuffix('_ms')} {getattr(self, name):.1f}" for name in self.__struct_fields__
         )

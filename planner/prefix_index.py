@@ -111,7 +111,9 @@ class PrefixIndex:
         if not all(self._store(worker, stored) for stored in snapshot.stored):
             self._lose(worker, None)
             return False
-        refused = [run for run in early if not self.apply(name, run)]  # after the first one, the rest are kept
+        refused = [
+            run for run in early if not self.apply(name, run)
+        ]  # after the first one, the rest are kept
         return not refused
 
     def _apply_run(self, worker: _Worker, run: CacheEvents) -> bool:

@@ -1,0 +1,139 @@
+"""The ways to serve one request, each with its cost, and the search for the best of them (sans-IO).
+
+A score is a part of the prefill worker's, a part of the decode worker's, and the exposed transfer between them.
+Only the last needs the pair: sorted by their own parts, most pairs are ruled out without being looked at.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from dynrt.planner.coefficients import Coefficients
+from dynrt.planner.cost import (
+    UNCACHED_EXTRA,
+    Terms,
+    batch_ms,
+    exposed_transfer_ms,
+    queue_ms,
+    shortage_ms,
+    uncached_ms,
+)
+from dynrt.planner.links import Links
+from dynrt.planner.load import Load
+from dynrt.planner.plan import Choice, WorkerFacts
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One worker as seen by one request: what each part it could play would cost there."""
+
+    facts: WorkerFacts
+    hit_tokens: int
+    prefill_hit_tokens: int  # the hit without the last token: that one is always computed
+    queue_ms: float
+    uncached_ms: float
+    compute_ms: float
+    batch_ms: float
+    interruption_ms: float  # what a prefill here costs the requests that decode here
+
+    @property
+    def prefill_score_ms(self) -> float:
+        """This worker's part of a score as the one that prefills."""
+        return self.queue_ms + self.compute_ms + UNCACHED_EXTRA * self.uncached_ms
+
+    @property
+    def decode_ms(self) -> float:
+        """This worker's part of a score as the one that decodes what was prefilled elsewhere."""
+        return self.batch_ms + self.queue_ms
+
+    def local_choice(self) -> Choice:
+        """Prefill and decode here."""
+        terms = Terms(self.queue_ms, self.compute_ms, decode_ms=self.batch_ms + self.interruption_ms)
+        return _choice(self, self, terms)
+
+
+def see_worker(
+    facts: WorkerFacts,
+    load: Load,
+    coefficients: Coefficients,
+    prompt_tokens: int,
+    hit_tokens: int,
+    output_tokens: int,
+) -> Candidate:
+    """Price a worker for a prompt of which it holds `hit_tokens`."""
+    last_block_start = (prompt_tokens - 1) // facts.block_size * facts.block_size
+    cached_tokens = min(hit_tokens, last_block_start)
+    uncached = uncached_ms(coefficients, prompt_tokens, cached_tokens)
+    shortage = shortage_ms(coefficients, load, facts.capacity_tokens, prompt_tokens - cached_tokens)
+    return Candidate(
+        facts=facts,
+        hit_tokens=hit_tokens,
+        prefill_hit_tokens=cached_tokens,
+        queue_ms=queue_ms(coefficients, load) + shortage,
+        uncached_ms=uncached,
+        compute_ms=coefficients.step_ms + uncached,
+        batch_ms=batch_ms(coefficients, load, prompt_tokens, output_tokens),
+        interruption_ms=uncached * load.decode_requests,
+    )
+
+
+def best_remote(
+    prefills: list[Candidate], decodes: list[Candidate], links: Links, prompt_tokens: int
+) -> list[Choice]:
+    """The two best pairs, the best first; among equal ones the order of the arguments decides."""
+    if not prefills or not decodes:
+        return []
+    decodes = sorted(decodes, key=lambda candidate: candidate.decode_ms)
+    longest_hit = max(candidate.hit_tokens for candidate in decodes)
+    best: list[tuple[float, Candidate, Candidate, float]] = []
+    for prefill in sorted(prefills, key=lambda candidate: candidate.prefill_score_ms):
+        least_ms = transfer_ms(prefill, longest_hit, prompt_tokens, links.fastest) + prefill.prefill_score_ms
+        for decode in decodes:
+            if len(best) == 2 and least_ms + decode.decode_ms >= best[1][0]:
+                break  # decode workers further on cost still more
+            pair = prefill.facts.id, decode.facts.id
+            if pair in links:
+                exposed_ms = transfer_ms(prefill, decode.hit_tokens, prompt_tokens, links.rate(pair))
+                score_ms = prefill.prefill_score_ms + exposed_ms + decode.decode_ms
+                best = sorted([*best, (score_ms, prefill, decode, exposed_ms)], key=lambda found: found[0])[
+                    :2
+                ]
+    return [
+        _remote_choice(prefill, decode, exposed_ms, links.handoff_ms)
+        for _, prefill, decode, exposed_ms in best
+    ]
+
+
+def transfer_ms(prefill: Candidate, decode_hit_tokens: int, prompt_tokens: int, bytes_per_ms: float) -> float:
+    """Exposed time of pushing what the decode worker does not hold."""
+    held_tokens = max(prefill.prefill_hit_tokens, decode_hit_tokens)
+    fresh_bytes = prefill.facts.kv_bytes_per_token * (prompt_tokens - held_tokens)
+    cached_bytes = prefill.facts.kv_bytes_per_token * (held_tokens - decode_hit_tokens)
+    return exposed_transfer_ms(
+        prefill.compute_ms, prefill.facts.num_layers, fresh_bytes, cached_bytes, bytes_per_ms
+    )
+
+
+def shuffled(candidates: list[Candidate], random: Random) -> list[Candidate]:
+    """In random order, so that ties fall on any of them alike."""
+    return random.sample(candidates, len(candidates))
+
+
+def _remote_choice(prefill: Candidate, decode: Candidate, exposed_ms: float, handoff_ms: float) -> Choice:
+    terms = Terms(prefill.queue_ms, prefill.compute_ms, exposed_ms, handoff_ms, decode.decode_ms)
+    return _choice(prefill, decode, terms)
+
+
+def _choice(prefill: Candidate, decode: Candidate, terms: Terms) -> Choice:
+    expected_ms = terms.expected_ms
+    return Choice(
+        kind="local" if prefill is decode else "remote",
+        prefill=prefill.facts.id,
+        decode=decode.facts.id,
+        prefill_hit_tokens=prefill.prefill_hit_tokens,
+        decode_hit_tokens=prefill.prefill_hit_tokens if prefill is decode else decode.hit_tokens,
+        terms=terms,
+        expected_ms=expected_ms,
+        score_ms=expected_ms + UNCACHED_EXTRA * prefill.uncached_ms,
+    )

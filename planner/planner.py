@@ -1,0 +1,214 @@
+"""Where each request runs: the planner's decisions from what it was told of workers, caches and load (sans-IO)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from dynrt.planner.candidates import Candidate, best_remote, see_worker, shuffled
+from dynrt.planner.coefficients import FleetFit, StepTimes
+from dynrt.planner.events import CacheEvents, CacheSnapshot
+from dynrt.planner.links import Links, Pair
+from dynrt.planner.load import Load, LoadReport
+from dynrt.planner.plan import Choice, NoPlan, Plan, PlanRequest, WorkerFacts
+from dynrt.planner.prefix_index import TOKEN_BYTES, PrefixIndex
+
+EXPECTATION_S = 5.0  # a plan's blocks count as held for its expected time and so much longer
+
+
+class _Worker(msgspec.Struct, frozen=True):
+    facts: WorkerFacts
+    load: Load
+
+
+class _Open(msgspec.Struct):
+    """A request that was planned and is not over."""
+
+    prefill: str
+    decode: str
+    expected: dict[str, int]  # by worker: the prefix index's handle of what this plan will leave there
+
+
+class Planner:
+    """See the module. Methods that name a worker which has left, or a request which is over, do nothing."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._workers: dict[str, _Worker] = {}
+        self._index = PrefixIndex()
+        self._fleet = FleetFit()
+        self._links = Links()
+        self._open: dict[bytes, _Open] = {}
+
+    # --- workers and pairs ----------------------------------------------------------------------------
+
+    def worker_joined(self, facts: WorkerFacts) -> None:
+        """A worker is ready. Nothing known of an earlier incarnation under this id remains."""
+        self.worker_left(facts.id)
+        self._workers[facts.id] = _Worker(facts, Load(facts.block_size))
+        self._index.add_worker(facts.id, facts.block_size)
+        self._fleet.add_worker(facts.id, facts.kv_bytes_per_token)
+
+    def worker_left(self, worker_id: str) -> None:
+        """Plan nothing more there."""
+        self._workers.pop(worker_id, None)
+        self._index.drop_worker(worker_id)
+        self._fleet.drop_worker(worker_id)
+        self._links.drop_worker(worker_id)
+
+    def pair_connected(self, prefill: str, decode: str) -> None:
+        """The pair is eligible and its connection stands."""
+        if prefill in self._workers and decode in self._workers and prefill != decode:
+            self._links.add((prefill, decode))
+
+    def pair_disconnected(self, prefill: str, decode: str) -> None:
+        self._links.drop((prefill, decode))
+
+    @property
+    def pairs(self) -> set[Pair]:
+        """The (prefill, decode) pairs that can hand over."""
+        return self._links.pairs
+
+    @property
+    def incomplete_workers(self) -> list[str]:
+        """Workers whose index counts as empty until their snapshot comes."""
+        return self._index.incomplete_workers
+
+    def load(self, worker_id: str) -> Load:
+        """A worker's load, to be looked at. Raises KeyError for one that has left."""
+        return self._workers[worker_id].load
+
+    # --- news -----------------------------------------------------------------------------------------
+
+    def cache_events(self, worker_id: str, events: CacheEvents) -> bool:
+        """False, once per gap: ask this worker for a snapshot."""
+        return self._index.apply(worker_id, events)
+
+    def cache_snapshot(self, worker_id: str, snapshot: CacheSnapshot) -> bool:
+        """False: events after the snapshot are missing, ask for another."""
+        return self._index.restore(worker_id, snapshot)
+
+    def step(self, worker_id: str, load: LoadReport, timing: StepTimes | None) -> None:
+        """A worker's step is done; `timing` is None if it computed nothing."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        if timing is not None:
+            self._fleet.add(worker_id, timing)
+            worker.load.step(timing.prefill_tokens, timing.decode_kv_tokens)
+        worker.load.report(load)
+
+    def pushed(self, prefill: str, decode: str, kv_bytes: int, duration_s: float) -> None:
+        """A handoff moved so many bytes from its first post to the last arrival in this time."""
+        self._links.pushed((prefill, decode), kv_bytes, duration_s)
+
+    def exposed(self, exposed_s: float) -> None:
+        """A handoff let its decode start so much later than no transfer would have."""
+        self._links.exposed(exposed_s)
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    def plan(self, request: PlanRequest, now: float) -> Plan | NoPlan:
+        """Choose workers for a request and count it as theirs. A key that is open already is planned anew."""
+        assert request.prompt_ids and len(request.prompt_ids) % TOKEN_BYTES == 0, len(request.prompt_ids)
+        self.failed(request.key)
+        self._index.expire(now)
+        prompt_tokens = len(request.prompt_ids) // TOKEN_BYTES
+        usable = [worker for name, worker in self._workers.items() if name not in request.exclude]
+        fitting = [worker for worker in usable if prompt_tokens <= worker.facts.longest_prompt]
+        if not fitting:
+            return _no_plan(usable, len(self._workers), prompt_tokens)
+        choices, reason = self._choices(
+            request, self._candidates(request, fitting, prompt_tokens), prompt_tokens
+        )
+        choices.sort(key=lambda choice: choice.score_ms)
+        runner_up = choices[1] if len(choices) > 1 else None
+        fields = msgspec.structs.asdict(choices[0])
+        plan = Plan(**fields, prompt_tokens=prompt_tokens, reason=reason, runner_up=runner_up)
+        self._count(request, plan, now)
+        return plan
+
+    def first_token(self, key: bytes) -> None:
+        """The prefill is done; the worker's own events tell by now what it holds."""
+        request = self._open.get(key)
+        if request is None:
+            return
+        self._index.withdraw(request.prefill, request.expected[request.prefill])
+        if request.prefill in self._workers:
+            self._workers[request.prefill].load.end_prefill(key)
+
+    def finished(self, key: bytes) -> None:
+        """The request ended as it should. What its decode worker should hold is believed until it expires."""
+        request = self._open.pop(key, None)
+        if request is None:
+            return
+        for worker_id in {request.prefill, request.decode} & self._workers.keys():
+            self._workers[worker_id].load.end(key)
+
+    def failed(self, key: bytes) -> None:
+        """The request failed, was cancelled, or is to be planned anew: nothing that was expected of it counts."""
+        request = self._open.get(key)
+        if request is None:
+            return
+        for worker_id, handle in request.expected.items():
+            self._index.withdraw(worker_id, handle)
+        self.finished(key)
+
+    def _candidates(
+        self, request: PlanRequest, workers: list[_Worker], prompt_tokens: int
+    ) -> list[Candidate]:
+        hits = self._index.match(request.salt, request.prompt_ids)
+        candidates = [
+            see_worker(
+                worker.facts,
+                worker.load,
+                self._fleet.of(worker.facts.id),
+                prompt_tokens,
+                hits.get(worker.facts.id, 0),
+                request.max_tokens,
+            )
+            for worker in workers
+        ]
+        return shuffled(candidates, self._random)
+
+    def _choices(
+        self, request: PlanRequest, candidates: list[Candidate], prompt_tokens: int
+    ) -> tuple[list[Choice], str]:
+        """What the request and the fleet leave to choose from, and why it is no more than that."""
+        decodes = [candidate for candidate in candidates if candidate.facts.can_decode]
+        if not decodes:
+            return [candidate.local_choice() for candidate in candidates], "no decode worker"
+        local = [candidate.local_choice() for candidate in decodes]
+        if request.local_prefill == "always":
+            return local, "local prefill always"
+        prefills = [candidate for candidate in candidates if candidate.facts.can_prefill]
+        remote = best_remote(prefills, decodes, self._links, prompt_tokens)
+        if not remote:
+            return local, "no connected pair"
+        if request.local_prefill == "never":
+            return remote, "local prefill never"
+        return [*remote, *local], "lowest score"
+
+    def _count(self, request: PlanRequest, plan: Plan, now: float) -> None:
+        """What was planned is load, and soon cached, before the workers say so."""
+        tokens = plan.prompt_tokens
+        expires_at = now + plan.expected_ms / 1e3 + EXPECTATION_S
+        uncached = tokens - plan.prefill_hit_tokens
+        self._workers[plan.prefill].load.plan_prefill(request.key, tokens, uncached)
+        self._workers[plan.decode].load.plan_decode(request.key, tokens, tokens - plan.decode_hit_tokens)
+        expected = {
+            worker_id: self._index.expect(worker_id, request.salt, request.prompt_ids, expires_at)
+            for worker_id in {plan.prefill, plan.decode}
+        }
+        self._open[request.key] = _Open(plan.prefill, plan.decode, expected)
+
+
+def _no_plan(usable: list[_Worker], num_workers: int, prompt_tokens: int) -> NoPlan:
+    if not usable:
+        excluded = f", {num_workers} excluded because they failed this request" if num_workers else ""
+        return NoPlan("no_worker", f"no worker is up{excluded}")
+    longest = max(worker.facts.longest_prompt for worker in usable)
+    return NoPlan(
+        "too_long", f"a prompt of {prompt_tokens} tokens fits no worker; the longest that does has {longest}"
+    )
