@@ -116,9 +116,12 @@ class PromptEncoder:
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(f"the prompt holds half a surrogate pair: {error.reason}") from error
+            text.encode()
+        except (
+            UnicodeEncodeError
+        ) as error:  # only Python's strings can hold it; tokenizers would blame the type
+            raise InvalidRequestError(f"the prompt holds half a surrogate pair at {error.start}") from error
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 from dynrt.engines.stop_strings import StopFinder
 from dynrt.engines.text import TextStream
 from dynrt.engines.token_bytes import token_bytes
 from dynrt.runtime.errors import ModelLoadError
-from hypothesis import example, given
-from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 _ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 
@@ -47,7 +49,17 @@ def _byte_ids() -> list[int]:
 @lru_cache
 def sentencepiece(*, strips: bool = True) -> Tokenizer:
     """Words with ▁, and bytes as fallback, as in Llama 2."""
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁Hello", "▁", "▁world", "lo", "!"]
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁Hello",
+        "▁",
+        "▁world",
+        "lo",
+        "!",
+    ]
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips else steps)
@@ -63,7 +75,9 @@ def stream_text(stream: TextStream, pieces: list[list[int]]) -> str:
     return "".join(stream.push(piece).text for piece in pieces) + stream.finish()
 
 
-def whole(output: list[int], *, prompt: list[int] | None = None, tokenizer: Tokenizer | None = None, **kwargs) -> str:
+def whole(
+    output: list[int], *, prompt: list[int] | None = None, tokenizer: Tokenizer | None = None, **kwargs
+) -> str:
     stream = TextStream.resume(tokenizer or byte_level(), prompt or [], [], 0, **kwargs)
     return stream_text(stream, [output])
 
@@ -233,7 +247,8 @@ def test_finder_against_a_search_of_every_prefix(text: str, stops: list[str]) ->
 # --- however the tokens are cut -------------------------------------------------------------------
 
 _outputs = st.lists(
-    st.sampled_from([*ids("ab🦜"), *ids(b"\xff\xe2"), S, END, byte_level().token_to_id("<think é>")]), max_size=24
+    st.sampled_from([*ids("ab🦜"), *ids(b"\xff\xe2"), S, END, byte_level().token_to_id("<think é>")]),
+    max_size=24,
 )
 _stops = st.lists(st.sampled_from(["ab", "aab", "b🦜", "é>a", "<|end|>", "🦜🦜", "a" * 6]), max_size=3)
 
@@ -253,7 +268,7 @@ def test_any_cut_and_any_resume_give_the_same_text(
     reference = TextStream.resume(byte_level(), prompt, [], 0, **settings)
     expected = stream_text(reference, [output])
     edges = [0, *sorted(min(cut, len(output)) for cut in cuts), len(output)]
-    pieces = [output[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [output[start:end] for start, end in pairwise(edges)]
 
     cut_up = TextStream.resume(byte_level(), prompt, [], 0, **settings)
     assert stream_text(cut_up, pieces) == expected
