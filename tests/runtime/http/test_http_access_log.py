@@ -1,0 +1,91 @@
+"""The access log: one JSON line per request, without prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+
+import aiohttp
+import pytest
+from scripted_backend import DEADLINE_S, ScriptedBackend, chat, http_request, text
+
+from dynrt.runtime.errors import EngineError
+from dynrt.runtime.requests import GenerateOutput
+
+
+class Lines(logging.Handler):
+    """Collects the lines of `dynrt.http` and lets a test wait for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.put_nowait(record.getMessage())
+
+    async def next(self) -> dict:
+        async with asyncio.timeout(DEADLINE_S):
+            return json.loads(await self._lines.get())
+
+    def none_left(self) -> bool:
+        return self._lines.empty()
+
+
+@pytest.fixture
+async def lines() -> Iterator[Lines]:
+    logger, lines = logging.getLogger("dynrt.http"), Lines()
+    level = logger.level
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(lines)
+    logger.setLevel(level)
+
+
+async def test_an_answer(client: aiohttp.ClientSession, lines: Lines) -> None:
+    for stream in (False, True):
+        body = chat("tell me", stream=stream)
+        async with client.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "r1"}) as response:
+            await response.read()
+        line = await lines.next()
+        assert line.pop("duration_s") >= 0
+        assert line == {
+            "method": "POST", "path": "/v1/chat/completions", "status": 200, "outcome": "answered",
+            "prompt_tokens": 7, "output_tokens": 4, "request_id": "r1",
+        }  # fmt: skip
+
+
+async def test_a_refusal(client: aiohttp.ClientSession, lines: Lines) -> None:
+    await client.post("/v1/completions?key=secret", json={"prompt": ""})
+    line = await lines.next()
+    assert (line["status"], line["outcome"], line["path"]) == (400, "failed", "/v1/completions")
+
+
+async def test_a_stream_that_fails(
+    client: aiohttp.ClientSession, lines: Lines, backend: ScriptedBackend
+) -> None:
+    backend.script = [GenerateOutput([1], "a"), EngineError("boom")]
+    async with client.post("/v1/completions", json=text(stream=True)) as response:
+        await response.read()
+    line = await lines.next()
+    assert (line["status"], line["outcome"], line["output_tokens"]) == (200, "failed", 1)
+
+
+async def test_a_client_that_left(connect, lines: Lines, backend: ScriptedBackend) -> None:
+    backend.script = [asyncio.Event()]
+    connection = await connect()
+    connection.send(http_request("/v1/completions", text()))
+    async with asyncio.timeout(DEADLINE_S):
+        await backend.entered.wait()
+    connection.abort()
+    line = await lines.next()
+    assert (line["status"], line["outcome"]) == (499, "client_left")
+
+
+async def test_probes_are_not_logged(client: aiohttp.ClientSession, lines: Lines) -> None:
+    for path in ("/health", "/live", "/ready", "/metrics", "/version"):
+        await client.get(path)
+    assert (await lines.next())["path"] == "/version"
+    assert lines.none_left()
