@@ -7,6 +7,8 @@ import zmq
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.messages import ADDRESS_KEY_SEPARATOR
 
+OUTBOX_LIMIT = 10_000  # messages; an engine whose runtime has been away for that many forgets it
+
 
 def connect_dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, identity: str) -> zmq.Socket[bytes]:
     """A DEALER under this identity. Raises ConfigError for an address that cannot be one."""
@@ -14,6 +16,7 @@ def connect_dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, identi
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IDENTITY, identity.encode())
     socket.set(zmq.LINGER, 0)
+    socket.set(zmq.SNDHWM, OUTBOX_LIMIT)
     if endpoint.startswith("tcp://"):
         _use_curve(socket, address, key)
     try:

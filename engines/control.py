@@ -58,7 +58,6 @@ from dynrt.transfer.events import (
 log = logging.getLogger("dynrt.engine")
 
 REGISTER_AGAIN_S = 1.0
-OUTBOX_LIMIT = 10_000  # messages
 
 
 class TransferInbox(Protocol):
@@ -116,7 +115,6 @@ class ControlThread:
         context = zmq.Context()
         try:
             self._socket = connect_dealer(context, self._address, self._register.incarnation)
-            self._socket.set(zmq.SNDHWM, OUTBOX_LIMIT)
             self._serve()
             self._socket.close(200)
         except BaseException as error:
@@ -128,7 +126,7 @@ class ControlThread:
         poller.register(self._outbox.fileno(), zmq.POLLIN)
         while not self._stopping:
             self._register_if_due()
-            poller.poll(1000 * REGISTER_AGAIN_S)
+            poller.poll(int(1000 * REGISTER_AGAIN_S))
             self._read()
             self._write()
 
@@ -153,7 +151,7 @@ class ControlThread:
         try:
             self._socket.send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            self._forget_runtime()  # it has been away for OUTBOX_LIMIT messages
+            self._forget_runtime()  # it has been away for a whole outbox of messages
 
     # --- from the runtime -------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 from pathlib import Path
 from types import FrameType
@@ -20,6 +19,7 @@ from dynrt.engines.heartbeat import HeartbeatThread, StepClock
 from dynrt.engines.protocol import Engine
 from dynrt.engines.replies import Replies
 from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import PROTOCOL_VERSION, Register, Welcome
 from dynrt.transfer.thread import TransferThread
 
@@ -35,12 +35,6 @@ def open_engine(config: EngineConfig) -> Engine:
 
         return NativeEngine(config)
     raise ConfigError(f"--engine is {config.kind!r}; this build has: native")
-
-
-def host_id() -> str:
-    """The same for all processes that share this host's CLOCK_MONOTONIC and can see each other's pids."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{socket.gethostname()}/{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 class EngineProcess:
@@ -124,6 +118,7 @@ def _registration(
         engine_kind=engine.info.kind,
         model=config.model_name,
         context_length=engine.info.context_length,
+        vocab_size=engine.info.vocab_size,
         geometry=engine.info.geometry,
         agent_metadata=transfer.agent_metadata,
         region_addresses=transfer.region_addresses,

@@ -71,9 +71,10 @@ class TextStream:
         """
         pieces = token_bytes(tokenizer)
         stream = cls(pieces, prompt_ids, stop=stop, include_stop=include_stop, min_tokens=min_tokens)
+        stream._skip_chars = chars_emitted
         for token_id in output_ids:
             stream._take(token_id)
-        stream._skip_chars = chars_emitted
+            stream._release(min(stream._skip_chars, stream._num_ready))  # else the text held would grow and grow
         return stream
 
     @property
@@ -89,13 +90,18 @@ class TextStream:
                 break
             self._take(token_id)
             num_used += 1
-        return TextPiece(self._release(self._finder.held_chars), self._stopped, num_used)
+        return TextPiece(self._release(self._num_ready), self._stopped, num_used)
 
     def finish(self) -> str:
         """The rest: nothing more comes that could complete a stop string or a character."""
         if self._stopped is None:
             self._held += self._utf8.decode(b"", final=True)
-        return self._release(0)
+        return self._release(len(self._held))
+
+    @property
+    def _num_ready(self) -> int:
+        """How many of the held characters cannot be part of a stop string any more."""
+        return len(self._held) - (self._finder.held_chars if self._stopped is None else 0)
 
     def _take(self, token_id: int) -> None:
         if self._stopped is not None:
@@ -126,13 +132,9 @@ class TextStream:
         self._stopped = stop
         self._held = text_before + (shown if self._include_stop else "")
 
-    def _release(self, num_held: int) -> str:
-        """Send all but the last `num_held` characters."""
-        if self._stopped is not None:
-            num_held = 0
-        ready = len(self._held) - num_held
-        skipped = min(self._skip_chars, ready)
-        text = self._held[skipped:ready]
-        self._held = self._held[ready:]
+    def _release(self, num_chars: int) -> str:
+        """Let go of the first `num_chars` held; what of them was sent before is not returned."""
+        released, self._held = self._held[:num_chars], self._held[num_chars:]
+        skipped = min(self._skip_chars, num_chars)
         self._skip_chars -= skipped
-        return text
+        return released[skipped:]

@@ -38,6 +38,7 @@ ADDRESS_KEY_SEPARATOR = "#"  # a tcp control address carries the runtime's CURVE
 HEARTBEAT_SUFFIX = ".hb"  # a heartbeat socket's identity is the incarnation with this behind it
 
 Role = Literal["prefill", "decode", "both"]
+Purpose = Literal["generate", "prefill", "reserve"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -102,7 +103,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
     key: bytes
     epoch: int
-    purpose: Literal["generate", "prefill", "reserve"]
+    purpose: Purpose
     prompt_ids: bytes
     sampling: SamplingParams
     output_ids: bytes = b""
@@ -166,6 +167,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     engine_kind: str
     model: str
     context_length: int
+    vocab_size: int
     geometry: list[KvGeometry]  # one per rank
     agent_metadata: list[bytes]
     region_addresses: list[list[int]]

@@ -98,6 +98,7 @@ class Sent(HandoffMessage, frozen=True, tag=True):
     kv_bytes: int
     num_writes: int
     post_s: float  # seconds that the transfer thread spent inside post calls
+    link_s: float  # from each write's post until it was seen DONE, summed
 
 
 class Quiesced(HandoffMessage, frozen=True, tag=True):

@@ -74,6 +74,7 @@ class _Handoff:
     kv_bytes: int = 0
     num_writes: int = 0
     post_s: float = 0.0
+    link_s: float = 0.0
 
     def cut_to_target(self) -> None:
         """Forget source blocks that decode holds already: its own prefix hit is not sent."""
@@ -210,7 +211,11 @@ class PrefillEnd:
     def write_done(self, write: Write, duration_s: float) -> list[PrefillEffect]:
         """`write` was seen DONE so long after its post began."""
         self._pacing.write_done(write.num_bytes, duration_s)
-        return [] if self._write_ended(write) is None else self._progressed(write.id)
+        handoff = self._write_ended(write)
+        if handoff is None:
+            return []
+        handoff.link_s += duration_s
+        return self._progressed(write.id)
 
     def write_failed(self, write: Write, reason: str) -> list[PrefillEffect]:
         """`write` was seen to fail, or could not be posted, while its peer is not known to be dead."""
@@ -283,7 +288,7 @@ class PrefillEnd:
         if handoff.extents or handoff.num_unfinished or handoff.num_announced != num_blocks:
             self._postable[handoff.id] = None
             return []
-        sent = Sent(*handoff.id, handoff.kv_bytes, handoff.num_writes, handoff.post_s)
+        sent = Sent(*handoff.id, handoff.kv_bytes, handoff.num_writes, handoff.post_s, handoff.link_s)
         return self._end(handoff, sent)
 
     def _stop(self, handoff: _Handoff, reason: str) -> list[PrefillEffect]:

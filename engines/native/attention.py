@@ -6,6 +6,7 @@ heads, block b keeps token t's key in row (2 b) block_size + t and its value blo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from dynrt.engines.native.batch import Chunk
 
 _SMALLEST_SPLIT_TOKENS = 256  # below this, one padded call is cheaper than two calls
+_CPU_SCRATCH_BYTES = (
+    1 << 20
+)  # of K, and as much of V: both must still be in the CPU's cache when they are used
 
 
 class AttentionPlan:
@@ -26,17 +30,17 @@ class AttentionPlan:
     def __init__(self, chunks: Sequence[Chunk], kv: torch.Tensor) -> None:
         """`kv` is any layer's cache."""
         block_size = kv.shape[2]
-        num_singles = sum(len(chunk.token_ids) == 1 for chunk in chunks)
         self._key_rows = torch.tensor(_key_rows(chunks, block_size), device=kv.device)
         self._value_rows = self._key_rows + block_size
-        self._parts: list[_DecodeGroup | _PrefillChunk] = [
-            _DecodeGroup(chunks[first:end], first, kv)
-            for first, end in group_by_length([chunk.end for chunk in chunks[:num_singles]])
-        ]
+        num_singles = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+        groups = group_by_length([chunk.end for chunk in chunks[:num_singles]], _max_group_tokens(kv))
+        self._parts: list[_Part] = [_Decodes(chunks[first:end], first, kv) for first, end in groups]
         row = num_singles
         for chunk in chunks[num_singles:]:
-            self._parts.append(_PrefillChunk(chunk, row, kv))
+            self._parts.append(_LaterChunk(chunk, row, kv) if chunk.start else _FirstChunk(chunk, row))
             row += len(chunk.token_ids)
+        scratch_tokens = max(part.num_context_tokens for part in self._parts)
+        self._scratch = torch.empty((2, scratch_tokens, *kv.shape[3:]), dtype=kv.dtype, device=kv.device)
 
     def write(self, kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put this step's `k` and `v`, both [tokens, num_kv_heads, head_size], into a layer's cache."""
@@ -49,89 +53,134 @@ class AttentionPlan:
 
         Returns [tokens, num_heads * head_size].
         """
-        half_blocks = kv.view(-1, *kv.shape[2:])
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in self._parts:
-            out[part.rows] = part.attend(half_blocks, q[part.rows], k[part.rows], v[part.rows])
+            own = q[part.rows], k[part.rows], v[part.rows]
+            out[part.rows] = part.attend(*own, kv, self._scratch)
         return out.flatten(1)
 
 
-class _Context:
-    """The K and V of some blocks, copied out of a layer's cache into buffers that all layers of the step share."""
-
-    __slots__ = ("_half_block_ids", "keys", "values")
-
-    def __init__(self, block_ids: Sequence[Sequence[int]], kv: torch.Tensor) -> None:
-        """`block_ids` are as many lists of one length as `keys` and `values` have sequences."""
-        num_sequences, num_blocks = len(block_ids), len(block_ids[0])
-        _, _, block_size, num_kv_heads, head_size = kv.shape
-        self._half_block_ids = 2 * torch.tensor(block_ids, device=kv.device).flatten()
-        shape = (num_sequences, num_blocks * block_size, num_kv_heads, head_size)
-        self.keys = torch.empty(shape, dtype=kv.dtype, device=kv.device)
-        self.values = torch.empty_like(self.keys)
-
-    def load(self, half_blocks: torch.Tensor) -> None:
-        """Copy from a layer's cache, seen as [2 num_blocks, block_size, num_kv_heads, head_size]."""
-        shape = (-1, *half_blocks.shape[1:])
-        torch.index_select(half_blocks, 0, self._half_block_ids, out=self.keys.view(shape))
-        torch.index_select(half_blocks, 0, self._half_block_ids + 1, out=self.values.view(shape))
-
-
-class _DecodeGroup:
+class _Decodes:
     """Single tokens of sequences of similar length, attended to in one call over padded block tables."""
 
-    __slots__ = ("_context", "_mask", "rows")
+    __slots__ = ("_context", "_mask", "num_context_tokens", "rows")
 
     def __init__(self, chunks: Sequence[Chunk], first_row: int, kv: torch.Tensor) -> None:
         self.rows = slice(first_row, first_row + len(chunks))
         block_size = kv.shape[2]
         num_blocks = _num_blocks(chunks[-1], block_size)
         self._context = _Context([_padded_blocks(chunk, num_blocks, block_size) for chunk in chunks], kv)
+        self.num_context_tokens = self._context.num_tokens
         lengths = torch.tensor([chunk.end for chunk in chunks], device=kv.device)
         positions = torch.arange(num_blocks * block_size, device=kv.device)
         self._mask = _additive(positions < lengths[:, None], kv.dtype)[:, None, None]
 
     def attend(
-        self, half_blocks: torch.Tensor, q: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor
+        self, q: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor, kv: torch.Tensor, scratch: torch.Tensor
     ) -> torch.Tensor:
         """The query heads that share a KV head are rows of one product: K and V are read once for all of them."""
-        self._context.load(half_blocks)
+        keys, values = self._context.load(kv, scratch)
         num_sequences, num_heads, head_size = q.shape
-        grouped = q.view(num_sequences, half_blocks.shape[2], -1, head_size)
-        keys, values = self._context.keys.transpose(1, 2), self._context.values.transpose(1, 2)
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
+        grouped = q.view(num_sequences, kv.shape[3], -1, head_size)
+        out = scaled_dot_product_attention(
+            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self._mask
+        )
         return out.reshape(num_sequences, num_heads, head_size)
 
 
-class _PrefillChunk:
-    """Several tokens of one sequence: to each other causally, and to all that is in the cache before them."""
+class _FirstChunk:
+    """The first tokens of a sequence, attending to each other causally."""
 
-    __slots__ = ("_context", "_length", "_mask", "rows")
+    __slots__ = ("num_context_tokens", "rows")
+
+    def __init__(self, chunk: Chunk, first_row: int) -> None:
+        self.rows = slice(first_row, first_row + len(chunk.token_ids))
+        self.num_context_tokens = 0
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _kv: torch.Tensor, _scratch: torch.Tensor
+    ) -> torch.Tensor:
+        return _attend_one(q, k, v, mask=None)
+
+
+class _LaterChunk:
+    """Several tokens of a sequence, attending to each other causally and to all that is in the cache before them."""
+
+    __slots__ = ("_context", "_length", "_mask", "num_context_tokens", "rows")
 
     def __init__(self, chunk: Chunk, first_row: int, kv: torch.Tensor) -> None:
         self.rows = slice(first_row, first_row + len(chunk.token_ids))
         self._length = chunk.end
-        self._context: _Context | None = None
-        self._mask: torch.Tensor | None = None
-        if chunk.start > 0:
-            self._context = _Context([chunk.block_ids[: _num_blocks(chunk, kv.shape[2])]], kv)
-            self._mask = _prefix_mask(chunk, kv)
+        self._context = _Context([chunk.block_ids[: _num_blocks(chunk, kv.shape[2])]], kv)
+        self.num_context_tokens = self._context.num_tokens
+        self._mask = _causal_mask(chunk, kv)
 
     def attend(
-        self, half_blocks: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, q: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor, kv: torch.Tensor, scratch: torch.Tensor
     ) -> torch.Tensor:
-        if self._context is not None:
-            self._context.load(half_blocks)
-            k, v = self._context.keys[0, : self._length], self._context.values[0, : self._length]
-        out = scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
-            k.transpose(0, 1)[None],
-            v.transpose(0, 1)[None],
-            attn_mask=self._mask,
-            is_causal=self._mask is None,
-            enable_gqa=True,
-        )
-        return out[0].transpose(0, 1)
+        keys, values = self._context.load(kv, scratch)
+        return _attend_one(q, keys[0, : self._length], values[0, : self._length], self._mask)
+
+
+_Part = _Decodes | _FirstChunk | _LaterChunk
+
+
+class _Context:
+    """The blocks that some sequences attend to, equally many for each."""
+
+    __slots__ = ("_half_block_ids", "_shape", "num_tokens")
+
+    def __init__(self, block_ids: Sequence[Sequence[int]], kv: torch.Tensor) -> None:
+        """`kv` is any layer's cache."""
+        ids = torch.tensor(block_ids, device=kv.device)
+        self._half_block_ids = 2 * ids.flatten()
+        self.num_tokens = ids.numel() * kv.shape[2]
+        self._shape = (len(block_ids), -1, *kv.shape[3:])
+
+    def load(self, kv: torch.Tensor, scratch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy K and V out of a layer's cache; each [sequences, tokens, num_kv_heads, head_size], in `scratch`.
+
+        One scratch serves all parts of a step in all layers, so that it stays in the CPU's cache.
+        """
+        half_blocks = kv.view(-1, *kv.shape[2:])
+        keys, values = scratch[0, : self.num_tokens], scratch[1, : self.num_tokens]
+        torch.index_select(half_blocks, 0, self._half_block_ids, out=keys.view(-1, *kv.shape[2:]))
+        torch.index_select(half_blocks, 0, self._half_block_ids + 1, out=values.view(-1, *kv.shape[2:]))
+        return keys.view(self._shape), values.view(self._shape)
+
+
+def group_by_length(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, int]]:
+    """Cut ascending context lengths into groups [first, end).
+
+    None is padded to over twice its length, and a group of several has at most `max_tokens` with its padding.
+    """
+    groups: list[tuple[int, int]] = []
+    end = len(lengths)
+    while end > 0:
+        longest, first = lengths[end - 1], end - 1
+        while (
+            first > 0
+            and longest <= 2 * max(lengths[first - 1], _SMALLEST_SPLIT_TOKENS)
+            and longest * (end - first + 1) <= max_tokens
+        ):
+            first -= 1
+        groups.append((first, end))
+        end = first
+    return groups
+
+
+def _max_group_tokens(kv: torch.Tensor) -> int:
+    """On CPU, what the scratch has room for; on CUDA, where a call costs more than its padding, no limit."""
+    if kv.device.type != "cpu":
+        return sys.maxsize
+    return _CPU_SCRATCH_BYTES // kv[0, 0, 0].nbytes
+
+
+def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """One sequence, all arguments [tokens, heads, head_size]; without `mask` token i sees tokens 0 to i."""
+    q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    return out[0].transpose(0, 1)
 
 
 def _key_rows(chunks: Sequence[Chunk], block_size: int) -> list[int]:
@@ -141,19 +190,6 @@ def _key_rows(chunks: Sequence[Chunk], block_size: int) -> list[int]:
         for chunk in chunks
         for position in range(chunk.start, chunk.end)
     ]
-
-
-def group_by_length(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut ascending context lengths into runs [first, end) in which none is padded to over twice its length."""
-    groups: list[tuple[int, int]] = []
-    end = len(lengths)
-    while end > 0:
-        first = end - 1
-        while first > 0 and 2 * max(lengths[first - 1], _SMALLEST_SPLIT_TOKENS) >= lengths[end - 1]:
-            first -= 1
-        groups.append((first, end))
-        end = first
-    return groups
 
 
 def _num_blocks(chunk: Chunk, block_size: int) -> int:
@@ -167,7 +203,7 @@ def _padded_blocks(chunk: Chunk, num_blocks: int, block_size: int) -> list[int]:
     return block_ids + block_ids[-1:] * (num_blocks - len(block_ids))
 
 
-def _prefix_mask(chunk: Chunk, kv: torch.Tensor) -> torch.Tensor:
+def _causal_mask(chunk: Chunk, kv: torch.Tensor) -> torch.Tensor:
     """Token i of the chunk sees positions up to start + i. On CUDA a symbolic mask: its kernels need no matrix."""
     if kv.device.type == "cuda":
         symbolic: torch.Tensor = causal_lower_right(len(chunk.token_ids), chunk.end)

@@ -1,0 +1,1 @@
+"""What runs inside an engine process: the Engine protocol, the threads around it, and the engines themselves."""

@@ -1,0 +1,47 @@
+"""`dynrt engine`: what one engine process does from its command line to its end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+import msgspec
+
+from dynrt.engines.config import EngineConfig
+from dynrt.engines.models.resolve import prepare
+from dynrt.runtime.logs import set_up_logs
+from dynrt.transfer.ucx import ucx_environment
+
+log = logging.getLogger("dynrt.engine")
+
+
+def run_engine(arguments: argparse.Namespace) -> int:
+    """Until the runtime or a signal ends it. Raises DynrtError for what cannot be loaded or joined."""
+    set_up_logs()
+    config = _config(arguments)
+    # UCX reads these when NIXL is imported, which the transfer thread does.
+    os.environ.update(ucx_environment(one_host=not arguments.join.startswith("tcp://")))
+    from dynrt.engines.process import EngineProcess
+
+    EngineProcess(config, arguments.join, arguments.spawn_token).run()
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    if arguments.settings is not None:
+        return msgspec.json.decode(arguments.settings, type=EngineConfig)
+    model = prepare(arguments.model, lambda line: print(line, file=sys.stderr, flush=True))
+    return EngineConfig(
+        model_dir=model.path,
+        model_name=model.name,
+        kind=arguments.engine,
+        role=arguments.role,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        threads=arguments.threads,
+        kv_blocks=arguments.kv_blocks,
+        max_batch_tokens=arguments.max_batch_tokens,
+        max_batch_requests=arguments.max_batch_requests,
+    )

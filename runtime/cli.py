@@ -1,0 +1,130 @@
+"""The `dynrt` command: `serve` starts a runtime and its endpoint, `engine` is one engine process."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from dynrt.runtime.errors import DynrtError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0: ended in good order; 2: it could not work as asked; 1: it failed."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except DynrtError as error:
+        print(f"dynrt: {error.message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dynrt", description="Serve a language model, prefill and decode apart, on one command."
+    )
+    parser.add_argument("--version", action="version", version=_Version())
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands.add_parser("serve", help="start engines and an OpenAI-compatible endpoint"))
+    _add_engine(commands.add_parser("engine", help="run one engine process that joins a runtime"))
+    return parser
+
+
+class _Version(str):
+    """Looked up only when printed: reading package metadata takes longer than the rest of --help."""
+
+    def __mod__(self, names: object) -> str:
+        from importlib.metadata import version
+
+        return f"dynrt {version('dynrt')}"
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine", default="native", choices=("native",), help="what computes (default: native)"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        help="of weights and KV cache (default: the fastest here)",
+    )
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="CPU threads per engine (default: cores / engines)"
+    )
+    parser.add_argument(
+        "--kv-blocks", type=int, metavar="N", help="size of each KV cache (default: by memory)"
+    )
+    parser.add_argument(
+        "--max-batch-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens computed in one step (default: 512)",
+    )
+    parser.add_argument(
+        "--max-batch-requests", type=int, default=64, metavar="N", help="requests in one step (default: 64)"
+    )
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="Hugging Face directory, GGUF file, hub id or alias (default: smollm2-135m)",
+    )
+    parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill engines (default: 1)")
+    parser.add_argument("--decode", type=int, default=1, metavar="N", help="decode engines (default: 1)")
+    _add_model_options(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0: any (default: 8000)")
+    parser.add_argument(
+        "--local-prefill",
+        default="auto",
+        choices=("auto", "never", "always"),
+        help="prefill on the decode engine: by cost, never or always (default: auto)",
+    )
+    parser.add_argument(
+        "--control",
+        metavar="ADDRESS",
+        help="where engines join, ipc://PATH or tcp://HOST:PORT (default: a private directory)",
+    )
+    parser.set_defaults(run=_serve)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="as for `dynrt serve`")
+    parser.add_argument(
+        "--join", required=True, metavar="ADDRESS", help="control address that the runtime logs"
+    )
+    parser.add_argument("--role", default="both", choices=("prefill", "decode", "both"))
+    _add_model_options(parser)
+    # From the runtime to the engines that it spawns:
+    parser.add_argument("--settings", help=argparse.SUPPRESS)
+    parser.add_argument("--spawn-token", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
+    parser.set_defaults(run=_engine)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from dynrt.runtime.serve import serve
+
+    return serve(arguments)
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    from dynrt.engines.lifeline import hold_lifeline
+
+    if arguments.lifeline is not None:
+        hold_lifeline(arguments.lifeline)  # before anything slow: the runtime may already be gone
+    from dynrt.engines.main import run_engine
+
+    return run_engine(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

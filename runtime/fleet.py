@@ -1,0 +1,188 @@
+"""The fleet: which workers are there, which pairs of them can hand off, and which have stopped answering."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Protocol
+
+from dynrt.runtime.channel import Channel
+from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.messages import PROTOCOL_VERSION, Heartbeat, Refused, Register, StepReport, Welcome
+from dynrt.runtime.spawner import Process
+from dynrt.runtime.worker import Worker
+from dynrt.transfer.events import ConnectPeer, FencePeer, PeerConnected
+from dynrt.transfer.layout import Mismatch, find_mismatch
+
+log = logging.getLogger("dynrt.fleet")
+
+
+class FleetObserver(Protocol):
+    """Who wants to know of changes in the fleet."""
+
+    def worker_up(self, worker: Worker) -> None: ...
+
+    def worker_down(self, worker: Worker, reason: str) -> None: ...
+
+    def pair_up(self, prefill: Worker, decode: Worker) -> None: ...
+
+
+class Fleet:
+    """All registered workers by incarnation. Learns from messages and exits; connects every eligible pair."""
+
+    def __init__(self, runtime_id: str, model: str, heartbeat_interval_s: float, channel: Channel) -> None:
+        self._runtime_id = runtime_id
+        self._model = model
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._channel = channel
+        self._workers: dict[str, Worker] = {}
+        self._pairs: set[tuple[str, str]] = set()
+        self.observer: FleetObserver
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, incarnation: str) -> Worker | None:
+        return self._workers.get(incarnation)
+
+    def by_id(self, worker_id: str) -> Worker | None:
+        return next((worker for worker in self if worker.id == worker_id), None)
+
+    @property
+    def connected_pairs(self) -> frozenset[tuple[str, str]]:
+        """(prefill, decode) incarnations between which handoffs can run."""
+        return frozenset(self._pairs)
+
+    def refusal(self, register: Register) -> str | None:
+        """Why this engine cannot be one of ours, naming both values."""
+        if register.protocol_version != PROTOCOL_VERSION:
+            return f"engine speaks protocol {register.protocol_version}, this runtime {PROTOCOL_VERSION}"
+        if register.model != self._model:
+            return f"engine serves model {register.model!r}, this runtime {self._model!r}"
+        return None
+
+    def register(self, worker_id: str, register: Register, process: Process | None, now: float) -> None:
+        """Repeatable: an engine that did not hear our answer asks again."""
+        if register.incarnation not in self._workers:
+            self._add(Worker(worker_id, register, self._channel, process, now))
+        welcome = Welcome(self._runtime_id, worker_id, self._heartbeat_interval_s)
+        self._channel.send(register.incarnation, welcome)
+
+    def refuse(self, register: Register, reason: str) -> None:
+        log.error("engine refused", extra={"incarnation": register.incarnation, "reason": reason})
+        self._channel.send(register.incarnation, Refused(reason))
+
+    def lost(self, incarnation: str, reason: str) -> None:
+        """Its process has ended, for certain: whoever shared memory with it may stop waiting."""
+        worker = self._workers.pop(incarnation, None)
+        if worker is None:
+            return
+        self._pairs = {pair for pair in self._pairs if incarnation not in pair}
+        self._channel.forget(incarnation)
+        worker.left()
+        log.warning("worker lost", extra={"worker": worker.id, "incarnation": incarnation, "reason": reason})
+        for other in self:
+            other.tell(FencePeer(incarnation))
+        self.observer.worker_down(worker, reason)
+
+    def heard(self, worker: Worker, message: Heartbeat | StepReport, now: float) -> None:
+        worker.heard_at = now
+        if isinstance(message, Heartbeat):
+            worker.step_age_s = message.step_age_s
+        else:
+            worker.load = message.load
+
+    def hung(self, now: float, heartbeat_limit_s: float, step_limit_s: float) -> Iterator[tuple[Worker, str]]:
+        """Workers that live but do not work, and why we think so."""
+        for worker in self:
+            silent_s = now - worker.heard_at
+            if silent_s > heartbeat_limit_s:
+                yield worker, f"no heartbeat for {silent_s:.1f} s, the limit is {heartbeat_limit_s:g} s"
+            elif worker.step_age_s > step_limit_s:
+                yield worker, f"in one step for {worker.step_age_s:.1f} s, the limit is {step_limit_s:g} s"
+
+    def peer_connected(self, prefill: Worker, message: PeerConnected) -> None:
+        decode = self._workers.get(message.incarnation)
+        if decode is None:
+            return
+        if message.error is not None:
+            log.error(
+                "pair refused", extra={"prefill": prefill.id, "decode": decode.id, "reason": message.error}
+            )
+            return
+        self._pairs.add((prefill.incarnation, decode.incarnation))
+        log.info("pair connected", extra={"prefill": prefill.id, "decode": decode.id})
+        self.observer.pair_up(prefill, decode)
+
+    def pairs_to_connect(self) -> Iterator[tuple[Worker, Worker]]:
+        """Eligible pairs that are not connected (yet)."""
+        for prefill, decode in self._possible_pairs():
+            if (
+                pair_mismatch(prefill, decode) is None
+                and (prefill.incarnation, decode.incarnation) not in self._pairs
+            ):
+                yield prefill, decode
+
+    def check_partners(self) -> None:
+        """Raises ConfigError if a worker of a pool has no partner at all that it could hand off to or from."""
+        for worker in self:
+            pairs = [pair for pair in self._possible_pairs() if worker in pair]
+            mismatches = [pair_mismatch(*pair) for pair in pairs]
+            if mismatches and worker.role != "both" and all(mismatches):
+                raise ConfigError(f"worker {worker.id} has no partner to hand off with: {mismatches[0]}")
+
+    def _possible_pairs(self) -> Iterator[tuple[Worker, Worker]]:
+        for prefill in self:
+            for decode in self:
+                if prefill is not decode and prefill.prefills and decode.decodes:
+                    yield prefill, decode
+
+    def _add(self, worker: Worker) -> None:
+        self._workers[worker.incarnation] = worker
+        log.info(
+            "worker registered",
+            extra={"worker": worker.id, "incarnation": worker.incarnation, "pid": worker.register.pid},
+        )
+        self.observer.worker_up(worker)
+        for prefill, decode in self.pairs_to_connect():
+            if worker in (prefill, decode):
+                _connect(prefill, decode)
+
+
+def pair_mismatch(prefill: Worker, decode: Worker) -> Mismatch | None:
+    """Why the first cannot hand off to the second; None if it can."""
+    ours, theirs = prefill.register.geometry, decode.register.geometry
+    if len(ours) != len(theirs):
+        return Mismatch("ranks", len(ours), len(theirs))
+    if prefill.register.first_token_from != decode.register.first_token_from:
+        return Mismatch(
+            "first_token_from", prefill.register.first_token_from, decode.register.first_token_from
+        )
+    return next(
+        (
+            mismatch
+            for mine, other in zip(ours, theirs, strict=True)
+            if (mismatch := find_mismatch(mine, other)) is not None
+        ),
+        None,
+    )
+
+
+def _connect(prefill: Worker, decode: Worker) -> None:
+    # Decode first: it must be polling when prefill's connection arrives.
+    decode.tell(_introduction(prefill, will_push=False))
+    prefill.tell(_introduction(decode, will_push=True))
+
+
+def _introduction(worker: Worker, will_push: bool) -> ConnectPeer:
+    register = worker.register
+    return ConnectPeer(
+        incarnation=worker.incarnation,
+        agent_metadata=register.agent_metadata,
+        region_addresses=register.region_addresses,
+        num_blocks=register.geometry[0].num_blocks,
+        will_push=will_push,
+    )

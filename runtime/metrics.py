@@ -1,0 +1,110 @@
+"""Every metric that dynrt exports, under one registry per runtime."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from dynrt.runtime.messages import EngineLoad
+
+EXPOSED_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LATENCY_BUCKETS_S = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+HANDOFF_OUTCOMES = ("committed", "cancelled", "fenced", "failed")
+
+
+class Metrics:
+    """Names under `dynrt_` are ours; those under `vllm:` let dashboards made for vLLM read us."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.handoffs = Counter("dynrt_handoffs", "Handoffs by outcome", ["outcome"], registry=registry)
+        self.handoff_exposed_s = Histogram(
+            "dynrt_handoff_exposed_seconds",
+            "How much later decode can start than if the transfer had taken no time",
+            buckets=EXPOSED_BUCKETS_S,
+            registry=registry,
+        )
+        self.kv_bytes_pushed = Counter("dynrt_kv_bytes_pushed", "KV cache bytes pushed", registry=registry)
+        self.prefill_tokens = Counter(
+            "dynrt_prefill_tokens", "Prompt tokens by where their KV came from", ["source"], registry=registry
+        )
+        self.plans = Counter("dynrt_plans", "Plans by kind of prefill", ["kind"], registry=registry)
+        self.requests = Counter(
+            "dynrt_requests", "Requests by how they ended", ["outcome"], registry=registry
+        )
+        self.retries = Counter("dynrt_request_retries", "Requests moved to other workers", registry=registry)
+        self.ttft_s = Histogram(
+            "dynrt_ttft_seconds", "Time to first token", buckets=LATENCY_BUCKETS_S, registry=registry
+        )
+        self.open_requests = Gauge("dynrt_open_requests", "Requests being served", registry=registry)
+        self.open_handoffs = Gauge("dynrt_open_handoffs", "Handoffs not yet over", registry=registry)
+        self.workers = Gauge("dynrt_workers", "Registered workers by role", ["role"], registry=registry)
+        self.worker_losses = Counter("dynrt_worker_losses", "Workers that ended", ["role"], registry=registry)
+        self.index_incomplete = Gauge(
+            "dynrt_index_incomplete_workers",
+            "Workers whose prefix index is empty until a snapshot",
+            registry=registry,
+        )
+        self.blocks = Gauge("dynrt_kv_blocks", "KV blocks by state", ["worker", "state"], registry=registry)
+        self._add_vllm_names(model, registry)
+        self._show_zeros()
+
+    def _add_vllm_names(self, model: str, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+
+        self.vllm_prompt_tokens = counter("prompt_tokens", "Prompt tokens processed")
+        self.vllm_generation_tokens = counter("generation_tokens", "Tokens generated")
+        self.vllm_cache_queries = counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"
+        )
+        self.vllm_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.vllm_preemptions = gauge("num_preemptions", "Preemptions since the workers started")
+        self.vllm_running = gauge("num_requests_running", "Requests in running batches")
+        self.vllm_waiting = gauge("num_requests_waiting", "Requests waiting in engines")
+        self.vllm_kv_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use (1: all)")
+
+    def _show_zeros(self) -> None:
+        """A counter that is absent until it counts breaks every rate() written for it."""
+        for outcome in HANDOFF_OUTCOMES:
+            self.handoffs.labels(outcome)
+        for source in ("computed", "cached"):
+            self.prefill_tokens.labels(source)
+        for kind in ("remote", "local"):
+            self.plans.labels(kind)
+
+    def show_loads(self, loads: dict[str, EngineLoad]) -> None:
+        """Set the gauges that come from the engines, by worker id."""
+        self.blocks.clear()
+        for worker, load in loads.items():
+            self.blocks.labels(worker, "active").set(load.blocks_active)
+            self.blocks.labels(worker, "cached").set(load.blocks_cached)
+            self.blocks.labels(worker, "total").set(load.blocks_total)
+        total = sum(load.blocks_total for load in loads.values())
+        self.vllm_kv_usage.set(sum(load.blocks_active for load in loads.values()) / max(1, total))
+        self.vllm_running.set(sum(load.running_requests for load in loads.values()))
+        self.vllm_waiting.set(sum(load.waiting_requests for load in loads.values()))
+        self.vllm_preemptions.set(sum(load.preemptions_total for load in loads.values()))
+
+    def text(self) -> bytes:
+        """In Prometheus' exposition format."""
+        return generate_latest(self.registry)

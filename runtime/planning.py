@@ -1,0 +1,171 @@
+"""The planner as an actor: what it is told of the fleet, and the plans it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from dynrt.planner.events import CacheEvents, CacheSnapshot
+from dynrt.planner.plan import NoPlan, Plan, PlanRequest, WorkerFacts
+from dynrt.planner.planner import Planner
+from dynrt.runtime.actor import Actor
+from dynrt.runtime.errors import ContextLengthError, NoWorkerError
+from dynrt.runtime.messages import EngineLoad, Register, SnapshotRequest, StepTiming
+
+log = logging.getLogger("dynrt.planner")
+
+RETRY_AFTER_S = 2
+
+
+class WorkerUp(msgspec.Struct, frozen=True):
+    register: Register
+
+
+class WorkerDown(msgspec.Struct, frozen=True):
+    incarnation: str
+
+
+class PairUp(msgspec.Struct, frozen=True):
+    prefill: str
+    decode: str
+
+
+class CacheSeen(msgspec.Struct, frozen=True):
+    incarnation: str
+    news: CacheEvents | CacheSnapshot
+
+
+class StepSeen(msgspec.Struct, frozen=True):
+    incarnation: str
+    load: EngineLoad
+    timing: StepTiming | None
+
+
+class Pushed(msgspec.Struct, frozen=True):
+    """A handoff moved so many bytes while the link was busy for so long."""
+
+    prefill: str
+    decode: str
+    kv_bytes: int
+    link_s: float
+
+
+class Exposed(msgspec.Struct, frozen=True):
+    """A handoff was exposed for so long."""
+
+    exposed_s: float
+
+
+class FirstTokenSeen(msgspec.Struct, frozen=True):
+    key: bytes
+
+
+class RequestEnded(msgspec.Struct, frozen=True):
+    """Not finished: what the plan promised to the index did not come about."""
+
+    key: bytes
+    finished: bool
+
+
+PlannerMessage = (
+    PlanRequest
+    | WorkerUp
+    | WorkerDown
+    | PairUp
+    | CacheSeen
+    | StepSeen
+    | Pushed
+    | Exposed
+    | FirstTokenSeen
+    | RequestEnded
+)
+
+
+class PlannerActor(Actor[PlannerMessage]):
+    """Asked a PlanRequest it answers with a Plan, or refuses with NoWorkerError or ContextLengthError.
+
+    Workers are known to it by incarnation: nothing learned of one outlives it.
+    """
+
+    def __init__(self, planner: Planner, ask_snapshot: Callable[[str, SnapshotRequest], None]) -> None:
+        super().__init__("planner")
+        self._planner = planner
+        self._ask_snapshot = ask_snapshot
+        self._workers: set[str] = set()
+
+    @property
+    def incomplete_workers(self) -> int:
+        return len(self._planner.incomplete_workers)
+
+    def is_idle(self) -> bool:
+        """No load is counted anywhere."""
+        loads = [self._planner.load(incarnation) for incarnation in self._workers]
+        return not any(load.prefill_requests or load.decode_requests for load in loads)
+
+    async def receive(self, message: PlannerMessage) -> Plan | None:
+        if isinstance(message, PlanRequest):
+            return self._plan(message)
+        self._note(message)
+        return None
+
+    def _note(self, message: PlannerMessage) -> None:
+        planner = self._planner
+        match message:
+            case WorkerUp(register):
+                self._workers.add(register.incarnation)
+                planner.worker_joined(_facts(register))
+            case WorkerDown(incarnation):
+                self._workers.discard(incarnation)
+                planner.worker_left(incarnation)
+            case PairUp(prefill, decode):
+                planner.pair_connected(prefill, decode)
+            case CacheSeen(incarnation, news):
+                self._note_cache(incarnation, news)
+            case StepSeen(incarnation, load, timing):
+                planner.step(incarnation, load, timing)
+            case Pushed(prefill, decode, kv_bytes, link_s):
+                planner.pushed(prefill, decode, kv_bytes, link_s)
+            case Exposed(exposed_s):
+                planner.exposed(exposed_s)
+            case FirstTokenSeen(key):
+                planner.first_token(key)
+            case RequestEnded(key, finished):
+                end = planner.finished if finished else planner.failed
+                end(key)
+
+    def _note_cache(self, incarnation: str, news: CacheEvents | CacheSnapshot) -> None:
+        if incarnation not in self._workers:
+            return
+        if isinstance(news, CacheEvents):
+            is_gapless = self._planner.cache_events(incarnation, news)
+        else:
+            is_gapless = self._planner.cache_snapshot(incarnation, news)
+        if not is_gapless:
+            log.warning("cache events missing, asking for a snapshot", extra={"incarnation": incarnation})
+            self._ask_snapshot(incarnation, SnapshotRequest())
+
+    def _plan(self, request: PlanRequest) -> Plan:
+        plan = self._planner.plan(request, asyncio.get_running_loop().time())
+        if isinstance(plan, NoPlan):
+            if plan.kind == "too_long":
+                raise ContextLengthError(plan.reason, param="prompt")
+            raise NoWorkerError(f"{plan.reason}; try again in a moment", retry_after_s=RETRY_AFTER_S)
+        log.debug("planned", extra={"request": request.key.hex(), "plan": plan.explain()})
+        return plan
+
+
+def _facts(register: Register) -> WorkerFacts:
+    geometry = register.geometry[0]
+    layer_block_bytes = sum(rank.layer_block_bytes for rank in register.geometry)
+    return WorkerFacts(
+        id=register.incarnation,
+        role=register.role,
+        block_size=geometry.block_size,
+        context_length=register.context_length,
+        kv_bytes_per_token=geometry.num_layers * layer_block_bytes // geometry.block_size,
+        num_layers=geometry.num_layers,
+        num_blocks=geometry.num_blocks,
+    )

@@ -1,0 +1,162 @@
+"""The life of one request: planned, submitted, streamed, moved when its workers fail, ended everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
+from dynrt.runtime.errors import NoWorkerError, WorkerLostError
+from dynrt.runtime.messages import Purpose, SamplingParams, Submit, ToEngine, pack_ids
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, LocalPrefill
+
+log = logging.getLogger("dynrt.request")
+
+LEASE_S = 30.0
+
+
+class Route(msgspec.Struct, frozen=True):
+    """Whom the planner chose: incarnations, the same twice for local prefill."""
+
+    prefill: str
+    decode: str
+
+
+class Dispatcher(Protocol):
+    """What a request needs of the runtime."""
+
+    async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
+        """Raises NoWorkerError."""
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Until a worker or a pair comes, or so long."""
+
+    def tell(self, incarnation: str, message: ToEngine) -> None: ...
+
+    def open_attempt(self, attempt: Attempt) -> None: ...
+
+    def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
+        """Whatever still runs for it ends, on every worker."""
+
+    def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None: ...
+
+
+class RequestLife:
+    """Keeps of an open request all that is needed to move it to other workers."""
+
+    def __init__(
+        self,
+        key: bytes,
+        request: GenerateRequest,
+        sampling: SamplingParams,
+        local_prefill: LocalPrefill,
+        dispatcher: Dispatcher,
+    ) -> None:
+        self.key = key
+        self.request = request
+        self.sampling = sampling
+        self.local_prefill = local_prefill
+        self.output_ids: list[int] = []
+        self.chars_sent = 0
+        self.cached_tokens: int | None = None
+        self._dispatcher = dispatcher
+
+    @property
+    def known_ids(self) -> bytes:
+        """Prompt and output so far, packed: what the next attempt has to prefill."""
+        return self.request.prompt_ids + pack_ids(self.output_ids)
+
+    async def outputs(
+        self, max_attempts: int, no_worker_wait_s: float
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        """Until it is finished. Raises DynrtError; closing it early cancels the request everywhere."""
+        excluded: frozenset[str] = frozenset()
+        reason = ""
+        for epoch in range(max_attempts):
+            attempt = await self._start(epoch, excluded, no_worker_wait_s)
+            finished = False
+            try:
+                async for output in self._stream(attempt):
+                    finished = output.finish_reason is not None
+                    yield output
+                if finished:
+                    return
+            except AttemptError as failure:
+                reason = failure.reason
+                excluded = frozenset({failure.lost} if failure.lost else ())
+                log.warning("request moves", extra={"request": self.request.request_id, "reason": reason})
+            finally:
+                self._dispatcher.close_attempt(attempt, finished, reason or "the client left")
+        raise WorkerLostError(f"gave up after {max_attempts} attempts: {reason}")
+
+    async def _start(self, epoch: int, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
+        route = await self._plan(excluded, no_worker_wait_s)
+        attempt = Attempt(self.key, epoch, route.prefill, route.decode, self.chars_sent)
+        self._dispatcher.open_attempt(attempt)
+        if attempt.is_remote:
+            # Prefill starts computing at once; it does not wait for the reservation.
+            self._dispatcher.tell(route.prefill, self._submit(attempt, "prefill"))
+            self._dispatcher.tell(route.decode, self._submit(attempt, "reserve"))
+        else:
+            self._dispatcher.tell(route.decode, self._submit(attempt, "generate"))
+        return attempt
+
+    async def _plan(self, excluded: frozenset[str], wait_s: float) -> Route:
+        """Waits a moment for a worker that is being restarted."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            try:
+                return await self._dispatcher.plan(self, excluded)
+            except NoWorkerError:
+                left_s = deadline - loop.time()
+                if left_s <= 0:
+                    raise
+                await self._dispatcher.wait_for_change(left_s)
+
+    def _submit(self, attempt: Attempt, purpose: Purpose) -> Submit:
+        return Submit(
+            key=attempt.key,
+            epoch=attempt.epoch,
+            purpose=purpose,
+            prompt_ids=self.request.prompt_ids,
+            sampling=self.sampling,
+            output_ids=pack_ids(self.output_ids),
+            chars_emitted=self.chars_sent,
+            salt=self.request.salt,
+            request_id=self.request.request_id,
+            lease_s=LEASE_S,
+            peer=attempt.prefill if attempt.is_remote else "",
+        )
+
+    async def _stream(self, attempt: Attempt) -> AsyncIterator[GenerateOutput]:
+        while True:
+            output = self._absorb(await attempt.read())
+            yield output
+            if output.finish_reason is not None:
+                return
+
+    def _absorb(self, arrivals: list[Arrival]) -> GenerateOutput:
+        """Note what came, so that the request can go on elsewhere from here."""
+        token_ids: list[int] = []
+        for arrival in arrivals:
+            self._note_cached(arrival)
+            token_ids.extend(arrival.delta.token_ids)
+            self.output_ids.extend(arrival.delta.token_ids)
+            self.chars_sent += len(arrival.delta.text)
+        last = arrivals[-1].delta
+        text = "".join(arrival.delta.text for arrival in arrivals)
+        return GenerateOutput(token_ids, text, last.finish_reason, last.stop_reason, self.cached_tokens or 0)
+
+    def _note_cached(self, arrival: Arrival) -> None:
+        cached_tokens = arrival.delta.cached_tokens
+        if cached_tokens is None:
+            return
+        num_tokens = len(self.known_ids) // 4
+        if self.cached_tokens is None:
+            self.cached_tokens = cached_tokens
+            self._dispatcher.prompt_seen(num_tokens, cached_tokens)

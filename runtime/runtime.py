@@ -1,0 +1,344 @@
+"""The Runtime: starts the engines, plans each request onto them, streams its tokens, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import time
+from array import array
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from dynrt.engines.config import EngineConfig
+from dynrt.engines.models.resolve import ModelDir
+from dynrt.planner.planner import Planner
+from dynrt.runtime.channel import Channel
+from dynrt.runtime.config import RuntimeConfig, check_config
+from dynrt.runtime.dispatcher import Dispatcher
+from dynrt.runtime.errors import (
+    ConfigError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NoWorkerError,
+    OverloadedError,
+)
+from dynrt.runtime.fleet import Fleet
+from dynrt.runtime.messages import Role, SamplingParams, Shutdown, Status
+from dynrt.runtime.metrics import Metrics
+from dynrt.runtime.model import find_model
+from dynrt.runtime.offload import Offload, ThreadOffload
+from dynrt.runtime.planning import PlannerActor
+from dynrt.runtime.prompts import PromptEncoder
+from dynrt.runtime.request_life import RequestLife
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.spawner import ProcessSpawner, Spawner
+from dynrt.runtime.supervisor import EngineSlot, Supervisor
+from dynrt.runtime.transfer_manager import TransferManager
+from dynrt.runtime.zmq_channel import ZmqChannel
+from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
+
+log = logging.getLogger("dynrt.runtime")
+
+STATUS_TIMEOUT_S = 10.0
+RETRY_AFTER_S = 2
+# A reservation may queue behind a full decode worker for as long as its client is ready to wait.
+_LEDGER_LIMITS = LedgerLimits(reserve_answer_s=600.0, settle_s=5.0, lease_s=30.0, max_open=8192)
+
+
+class Runtime:
+    """`async with Runtime(config) as runtime: async for output in runtime.generate(request): …`
+
+    Like a task group: if a part of the runtime fails, the body of the `async with` is cancelled and the failure
+    raised at its end. Time, randomness and the outside world come in through the event loop and the arguments.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig | None = None,
+        *,
+        channel: Channel | None = None,
+        spawner: Spawner | None = None,
+        offload: Offload | None = None,
+        randomness: random.Random | None = None,
+    ) -> None:
+        self._config = config if config is not None else RuntimeConfig()
+        check_config(self._config)
+        self._channel = channel if channel is not None else ZmqChannel(self._config.control)
+        self._spawner = spawner if spawner is not None else ProcessSpawner()
+        self._offload = offload if offload is not None else ThreadOffload()
+        self._random = randomness if randomness is not None else random.Random()
+        self._id = secrets.token_hex(4)
+        self._group = asyncio.TaskGroup()
+        self._started = False
+        self._draining = False
+        self._created = int(time.time())
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        try:
+            await self._start()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._draining = True
+        self._stop()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as failures:
+            raise _sole(failures) from None
+        finally:
+            self._channel.close()
+            self._offload.close()
+
+    def drain(self) -> None:
+        """Take no new requests; those under way go on."""
+        self._draining = True
+
+    async def _start(self) -> None:
+        self._model = await find_model(self._config.model)
+        self._prompts = await self._offload.run(lambda: PromptEncoder.from_dir(self._model.path))
+        self._assemble(self._model)
+        self._channel.open(self._dispatcher.on_message)
+        log.info("engines join here", extra={"runtime": self._id, "address": self._channel.address})
+        self._tasks = [
+            self._group.create_task(self._planner.run(), name="planner"),
+            self._group.create_task(self._transfers.run(), name="transfer manager"),
+            self._group.create_task(self._supervisor.run(), name="supervisor"),
+            self._group.create_task(self._dispatcher.surface_failures(), name="messages"),
+            self._group.create_task(self._dispatcher.watch_for_hangs(), name="hang watch"),
+            self._group.create_task(self._supervisor.keep(self._channel.address), name="engines"),
+        ]
+        await self._wait_until_complete()
+        self._started = True
+
+    def _assemble(self, model: ModelDir) -> None:
+        config = self._config
+        self._metrics = Metrics(model.name)
+        self._fleet = Fleet(self._id, model.name, config.heartbeat_interval_s, self._channel)
+        self._planner = PlannerActor(
+            Planner(self._random), lambda incarnation, wanted: self._dispatcher.tell(incarnation, wanted)
+        )
+        self._supervisor = Supervisor(_slots(config, model), self._spawner, self._on_exit)
+        self._dispatcher = Dispatcher(
+            config, self._fleet, self._planner, self._supervisor, self._metrics, self._group
+        )
+        self._transfers = TransferManager(
+            HandoffLedger(_LEDGER_LIMITS),
+            self._dispatcher.tell,
+            self._dispatcher.kill,
+            self._dispatcher.on_decided,
+        )
+        self._dispatcher.transfers = self._transfers
+        self._fleet.observer = self._dispatcher
+
+    def _on_exit(self, worker_id: str, status: int) -> None:
+        self._dispatcher.engine_ended(worker_id, status)
+
+    async def _wait_until_complete(self) -> None:
+        """Every configured engine has registered, and every pair that can hand off is connected."""
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                while self._supervisor.missing():
+                    await self._dispatcher.changed()
+                self._fleet.check_partners()
+                while list(self._fleet.pairs_to_connect()):
+                    await self._dispatcher.changed()
+        except TimeoutError:
+            missing = ", ".join(self._supervisor.missing()) or "a connection between engines"
+            raise ConfigError(
+                f"not ready after {self._config.start_timeout_s:g} s: {missing} is missing"
+            ) from None
+
+    def _stop(self) -> None:
+        if not hasattr(self, "_tasks"):
+            return
+        for worker in self._fleet:
+            worker.tell(Shutdown())
+        self._transfers.stop()
+        for task in self._tasks:
+            task.cancel()
+
+    # --- what it serves ---------------------------------------------------------------------------
+
+    def models(self) -> list[ModelCard]:
+        """Empty until the first engine has registered: it knows its limits."""
+        registers = [worker.register for worker in self._fleet] if self._is_assembled else []
+        if not registers:
+            return []
+        context_length = min(register.context_length for register in registers)
+        vocab_size = min(register.vocab_size for register in registers)
+        return [ModelCard(self._model.name, self._created, context_length, vocab_size)]
+
+    def ready(self) -> str | None:
+        """None if a request could be served from end to end, else why not."""
+        if self._draining:
+            return "the server is shutting down"
+        if not self._started:
+            return "the engines are loading"
+        if not len(self._fleet):
+            return "no engine is up"
+        return None
+
+    def draining(self) -> bool:
+        return self._draining
+
+    def metrics_text(self) -> bytes:
+        return self._dispatcher.metrics_text() if self._is_assembled else b""
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """Token ids of `text`, packed."""
+        self._check_up()
+        return await self._offload.run(
+            lambda: self._prompts.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> bytes:
+        """Token ids of a chat behind the model's template, packed."""
+        self._check_up()
+        return await self._offload.run(
+            lambda: self._prompts.encode_chat(
+                messages, add_generation_prompt=add_generation_prompt, **(template_kwargs or {})
+            )
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+        """Outputs until one has a finish_reason. Closing it, or cancelling its task, ends the request everywhere."""
+        self._admit(request)
+        key = self._random.randbytes(16)
+        life = RequestLife(
+            key,
+            msgspec.structs.replace(request, request_id=request.request_id or key.hex()),
+            self._sampling(request),
+            request.local_prefill or self._config.local_prefill,
+            self._dispatcher,
+        )
+        outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
+        with self._dispatcher.account_for(life):
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield output
+
+    async def status(self) -> dict[str, Status]:
+        """The inside of every engine, by worker id."""
+        workers = list(self._fleet)
+        answers = await asyncio.gather(*(worker.ask(STATUS_TIMEOUT_S) for worker in workers))
+        return {worker.id: answer for worker, answer in zip(workers, answers, strict=True)}
+
+    def pids(self) -> dict[str, int]:
+        """The engine processes' pids, by worker id."""
+        return {worker.id: worker.register.pid for worker in self._fleet}
+
+    def idle(self) -> bool:
+        """Nothing is open, on the way or waiting in a mailbox."""
+        mailboxes = self._planner.mailbox_size + self._transfers.mailbox_size + self._supervisor.mailbox_size
+        waiting = mailboxes + self._channel.backlog() + self._transfers.open_handoffs
+        return waiting + self._dispatcher.open_requests == 0 and self._planner.is_idle()
+
+    # --- admission --------------------------------------------------------------------------------
+
+    @property
+    def _is_assembled(self) -> bool:
+        return hasattr(self, "_dispatcher")
+
+    def _check_up(self) -> None:
+        reason = self.ready() if self._draining or not self._is_assembled else None
+        if reason is not None:
+            raise OverloadedError(f"{reason}; try again in a moment", retry_after_s=RETRY_AFTER_S)
+
+    def _admit(self, request: GenerateRequest) -> None:
+        self._check_up()
+        cards = self.models()
+        if not cards:
+            raise NoWorkerError("no engine is up; try again in a moment", retry_after_s=RETRY_AFTER_S)
+        if request.model not in ("", cards[0].name):
+            raise ModelNotFoundError(
+                f"model {request.model!r} is not served here; {cards[0].name!r} is", param="model"
+            )
+        limit = self._config.max_open_requests
+        if self._dispatcher.open_requests >= limit:
+            raise OverloadedError(
+                f"{limit} requests are open, the limit; try again in a moment", retry_after_s=RETRY_AFTER_S
+            )
+        _check_prompt(request, cards[0])
+
+    def _sampling(self, request: GenerateRequest) -> SamplingParams:
+        if request.seeded:
+            return request.sampling
+        return msgspec.structs.replace(request.sampling, seed=self._random.getrandbits(63))
+
+
+def _check_prompt(request: GenerateRequest, card: ModelCard) -> None:
+    context_length = card.context_length
+    num_tokens = len(request.prompt_ids) // 4
+    if num_tokens == 0:
+        raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
+    max_tokens = request.sampling.max_tokens
+    if max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens is {max_tokens}; at least 1", param="max_tokens")
+    if num_tokens + max_tokens > context_length:
+        raise ContextLengthError(
+            f"the prompt has {num_tokens} tokens and max_tokens is {max_tokens}, together more than the context "
+            f"of {context_length} tokens; {max(0, context_length - num_tokens)} would fit behind this prompt",
+            param="max_tokens" if num_tokens < context_length else "prompt",
+        )
+    highest = max(array("I", request.prompt_ids))
+    if highest >= card.vocab_size:
+        raise InvalidRequestError(
+            f"token id {highest} is not in the vocabulary; ids go from 0 to {card.vocab_size - 1}",
+            param="prompt",
+        )
+
+
+def _slots(config: RuntimeConfig, model: ModelDir) -> list[EngineSlot]:
+    num_engines = config.prefill + config.decode
+    roles: list[tuple[Role, int]] = [("prefill", config.prefill), ("decode", config.decode)]
+    threads = config.threads or max(1, (os.cpu_count() or 1) // max(1, num_engines))
+    return [
+        EngineSlot(f"{role}-{number}", _engine_config(config, model, role, threads), secrets.token_hex(16))
+        for role, count in roles
+        for number in range(count)
+    ]
+
+
+def _engine_config(config: RuntimeConfig, model: ModelDir, role: Role, threads: int) -> EngineConfig:
+    return EngineConfig(
+        model_dir=model.path,
+        model_name=model.name,
+        kind=config.engine,
+        role=role,
+        dtype=config.dtype,
+        device=config.device,
+        threads=threads,
+        kv_blocks=config.kv_blocks,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_requests=config.max_batch_requests,
+    )
+
+
+def _sole(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure itself where there is just one."""
+    if len(failures.exceptions) > 1:
+        return failures
+    only = failures.exceptions[0]
+    return _sole(only) if isinstance(only, BaseExceptionGroup) else only

@@ -1,0 +1,108 @@
+"""`dynrt serve`: a runtime and its HTTP endpoint, from the command line to the last signal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+from dynrt.runtime.config import RuntimeConfig
+from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.logs import set_up_logs
+from dynrt.runtime.messages import SamplingParams
+from dynrt.runtime.requests import GenerateRequest
+from dynrt.runtime.runtime import Runtime
+
+log = logging.getLogger("dynrt.serve")
+
+DRAIN_S = 30.0
+PROBE_TIMEOUT_S = 120.0
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Until SIGINT or SIGTERM. Raises ConfigError for what cannot work."""
+    set_up_logs()
+    if not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port is {arguments.port}; it can be 0 (any free port) to 65535")
+    config = RuntimeConfig(
+        model=arguments.model,
+        prefill=arguments.prefill,
+        decode=arguments.decode,
+        engine=arguments.engine,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        threads=arguments.threads,
+        local_prefill=arguments.local_prefill,
+        kv_blocks=arguments.kv_blocks,
+        max_batch_tokens=arguments.max_batch_tokens,
+        max_batch_requests=arguments.max_batch_requests,
+        control=arguments.control,
+    )
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(config, arguments.host, arguments.port))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(config: RuntimeConfig, host: str, port: int) -> int:
+    runtime = Runtime(config)
+    server = HttpServer(runtime)
+    stop = _StopSignals()
+    await server.start(host, port)  # first of all: a port in use is told before a model is loaded
+    try:
+        async with runtime:
+            await _probe(runtime)
+            print(f"dynrt serves {runtime.models()[0].name} at {server.url}", flush=True)
+            await stop.first()
+            log.info("draining", extra={"limit_s": DRAIN_S})
+            runtime.drain()
+            await server.stop(DRAIN_S)
+    except asyncio.CancelledError:
+        if not stop.interrupted:
+            raise
+    finally:
+        await server.stop(0.0)
+    return 0
+
+
+async def _probe(runtime: Runtime) -> None:
+    """One real request through the very path that clients take."""
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    request = GenerateRequest(await runtime.encode("Hello"), sampling, request_id="probe")
+    async with asyncio.timeout(PROBE_TIMEOUT_S):
+        async for _ in runtime.generate(request):
+            pass
+
+
+class _StopSignals:
+    """SIGINT or SIGTERM: the first drains what is being served, or ends a start at once; the second ends all."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._task = asyncio.current_task()
+        self._first = asyncio.Event()
+        self._serving = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    async def first(self) -> None:
+        self._serving = True
+        await self._first.wait()
+
+    def _on_signal(self) -> None:
+        if self._serving and not self._first.is_set():
+            self._first.set()
+            return
+        self.interrupted = True
+        assert self._task is not None
+        self._task.cancel()
