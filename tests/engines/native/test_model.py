@@ -223,14 +223,20 @@ def test_default_dtype_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> No
         assert default_dtype(CPU) is expected
 
 
-@given(st.lists(st.integers(1, 100_000), max_size=40))
-def test_groups_cover_all_and_pad_none_to_over_twice(lengths: list[int]) -> None:
+@given(st.lists(st.integers(1, 100_000), max_size=40), st.integers(1, 200_000))
+def test_groups_cover_all_within_their_limits(lengths: list[int], max_tokens: int) -> None:
     lengths.sort()
-    groups = sorted(group_by_length(lengths))
+    groups = sorted(group_by_length(lengths, max_tokens))
     assert [i for first, end in groups for i in range(first, end)] == list(range(len(lengths)))
     for first, end in groups:
         assert first < end
-        assert lengths[end - 1] <= 2 * max(lengths[first], 256)
+        assert lengths[end - 1] <= 2 * max(lengths[first], 256) or end == first + 1
+        assert lengths[end - 1] * (end - first) <= max_tokens or end == first + 1
+
+
+def test_short_decodes_of_similar_length_share_a_group() -> None:
+    assert group_by_length([3, 100, 250, 250], max_tokens=2000) == [(0, 4)]
+    assert group_by_length([3, 100, 250, 5000], max_tokens=2000) == [(3, 4), (0, 3)]
 
 
 @pytest.mark.gpu
