@@ -61,7 +61,8 @@ class SetupSandbox:
         self.folder = folder
         self.clone = folder / "a clone of dynrt"
         self.programs = folder / "programs"
-        shutil.copytree(REPOSITORY / "bin", self.clone / "bin")
+        for scripts in ("bin", ".ci"):
+            shutil.copytree(REPOSITORY / scripts, self.clone / scripts)
         shutil.copy(REPOSITORY / "pyproject.toml", self.clone)
         self.programs.mkdir()
         for tool in [*TOOLS.split(), "sleep", "tail"]:

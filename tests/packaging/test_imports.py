@@ -16,25 +16,18 @@ PACKAGES = ("runtime", "engines", "planner", "transfer")
 TRANSFER_CORES = ("prefill_end", "decode_end", "ledger", "layout", "events")
 
 # What a package may import of the others. A name stands for the module and all below it.
+ENGINE_SIDE_OF_RUNTIME = (
+    "runtime.messages",
+    "runtime.errors",
+    "runtime.logs",
+    "runtime.host",
+)  # shared words
+RUNTIME_SIDE_OF_ENGINES = ("engines.protocol", "engines.config", "engines.models.resolve")
 ARROWS = {
     "planner": ("planner",),
-    "transfer": ("transfer",),
-    "engines": (
-        "engines",
-        "transfer",
-        "planner.events",
-        "runtime.messages",
-        "runtime.errors",
-        "runtime.logs",
-    ),
-    "runtime": (
-        "runtime",
-        "planner",
-        "transfer",
-        "engines.protocol",
-        "engines.config",
-        "engines.models.resolve",
-    ),
+    "transfer": ("transfer", "runtime.errors"),
+    "engines": ("engines", "transfer", "planner.events", *ENGINE_SIDE_OF_RUNTIME),
+    "runtime": ("runtime", "planner", "transfer", *RUNTIME_SIDE_OF_ENGINES),
 }
 # The one command of the project is also what an engine process starts with.
 ARROWS_OF_THE_COMMAND = {"runtime/cli.py": ("engines.lifeline", "engines.main")}
@@ -88,6 +81,14 @@ def imports(package: str) -> list[tuple[str, str]]:
 def test_imports_follow_the_arrows_between_packages(package: str) -> None:
     ours = [(file, name) for file, name in imports(package) if is_within(name, "dynrt")]
     assert [(file, name) for file, name in ours if not is_arrow(name, file)] == []
+
+
+def test_cores_import_cores_only() -> None:
+    """The planner and the handoff's state machines run anywhere: in tests, simulations and benches."""
+    for core in TRANSFER_CORES:
+        names = imported_names(REPOSITORY / "transfer" / f"{core}.py")
+        ours = [name for name in names if is_within(name, "dynrt")]
+        assert [name for name in ours if not is_within(name, "dynrt.transfer")] == [], core
 
 
 @pytest.mark.parametrize("package", PACKAGES)

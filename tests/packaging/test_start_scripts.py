@@ -210,6 +210,13 @@ def test_test_runs_all_stages_and_its_environment_serves_dynrt_too(sandbox: Setu
     assert sandbox.calls() == ["dynrt"]
 
 
+def test_continuous_integration_runs_all_stages_and_gets_their_exit_code(sandbox: SetupSandbox) -> None:
+    sandbox.switch("pytest_fails")
+    ended = sandbox.run(script=sandbox.clone / ".ci" / "run")
+    assert ended.status == 7
+    assert sandbox.calls()[-4:] == ["ruff", "ruff", "mypy", "pytest"]
+
+
 def test_environment_of_dynrt_gets_the_test_packages_added(sandbox: SetupSandbox) -> None:
     sandbox.run()
     sandbox.forget_calls()
