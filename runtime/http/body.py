@@ -55,6 +55,10 @@ async def _read(request: web.Request) -> bytes:
         ) from None
     except web.HTTPRequestEntityTooLarge:
         raise too_large() from None
+    except web.RequestPayloadError:
+        raise InvalidRequestError(
+            "the body cannot be decoded as its Content-Encoding says; send it again"
+        ) from None
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dynrt.runtime.http.replies import ChatReply
 from dynrt.runtime.http.serve import Job, make_job, serve
 from dynrt.runtime.http.unsupported import CHAT, refuse_unsupported
 
+MAX_MESSAGES = 10_000  # each takes the event loop some microseconds
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -44,8 +45,8 @@ async def _prepare(request: web.Request) -> Job:
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
     """The messages as templates want them: known roles, content as one string, other fields as they came."""
     messages = fields.values.get("messages")
-    if not isinstance(messages, list) or not messages:
-        fields.refuse("messages", "it must be a list of at least one message")
+    if not isinstance(messages, list) or not 1 <= len(messages) <= MAX_MESSAGES:
+        fields.refuse("messages", f"it must be a list of at least one message and at most {MAX_MESSAGES}")
         return []
     return [
         _read_message(message, fields.problems, f"messages[{index}]")

@@ -10,7 +10,7 @@ from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
 from dynrt.runtime.http.fields import Fields, Problems
 from dynrt.runtime.http.models import find_model
-from dynrt.runtime.http.parameters import check_vocabulary, complete_sampling, is_token_id, read_parameters
+from dynrt.runtime.http.parameters import are_token_ids, check_vocabulary, complete_sampling, read_parameters
 from dynrt.runtime.http.replies import TextReply
 from dynrt.runtime.http.serve import Job, make_job, serve
 from dynrt.runtime.http.unsupported import COMPLETIONS, refuse_unsupported
@@ -51,7 +51,7 @@ def read_prompt(fields: Fields) -> str | list[int]:
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt and all(map(is_token_id, prompt)):
+    if isinstance(prompt, list) and prompt and are_token_ids(prompt):
         return prompt
     fields.refuse("prompt", "it must be a string or a list of token ids, not empty and no id negative")
     return ""

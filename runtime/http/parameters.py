@@ -101,7 +101,7 @@ def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
     ids = fields.values.get("stop_token_ids")
     if ids is None:
         return ()
-    if isinstance(ids, list) and len(ids) <= MAX_STOP_TOKEN_IDS and all(map(is_token_id, ids)):
+    if isinstance(ids, list) and len(ids) <= MAX_STOP_TOKEN_IDS and are_token_ids(ids):
         return tuple(ids)
     fields.refuse(
         "stop_token_ids", f"it must be a list of up to {MAX_STOP_TOKEN_IDS} token ids, none negative"
@@ -109,8 +109,9 @@ def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
     return ()
 
 
-def is_token_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_UINT32
+def are_token_ids(values: list[Any]) -> bool:
+    """Whether all are integers that fit a packed prompt. No Python per value: a body may have millions."""
+    return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_UINT32)
 
 
 def _stream_options(fields: Fields, stream: bool) -> Fields:

@@ -19,7 +19,7 @@ from dynrt.runtime.http.open_requests import OPEN_REQUESTS
 from dynrt.runtime.http.parameters import Parameters
 from dynrt.runtime.http.replies import ChatReply, Reply, TextReply, finish_word
 from dynrt.runtime.http.request_record import RequestRecord, record_of
-from dynrt.runtime.http.sse import DONE, ClientLeftError, EventStream
+from dynrt.runtime.http.sse import ClientLeftError, EventStream
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 
@@ -116,8 +116,7 @@ async def _stream(
         news = job.reply.events(output, first=not events.started, usage=usage)
         if output.finish_reason is not None:
             last = job.reply.usage_event(record.usage()) if job.include_usage else b""
-            await events.send(news + last + DONE)
-            return await events.end()
+            return await events.finish(news + last)
         if news:
             await events.send(news)
     raise _unfinished()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -45,6 +47,7 @@ class EventStream:
         self._request = request
         self._loop = asyncio.get_running_loop()
         self._watcher: asyncio.Task[None] | None = None
+        self._finished = False
         self._writing = False
         self._last_event_s = 0.0
         self.response = web.StreamResponse(headers=HEADERS)
@@ -74,27 +77,23 @@ class EventStream:
         if self._watcher is None:
             await self.response.prepare(self._request)
             self._watcher = asyncio.create_task(self._watch())
-        await self._write(events)
+        await self._write_watched(self.response.write(events))
+
+    async def finish(self, events: bytes) -> None:
+        """Send the last `events`, [DONE] and the end of the body."""
+        self._finished = True
+        await self.send(events + DONE)
+        await self._write_watched(self.response.write_eof())
 
     async def fail(self, error: DynrtError) -> None:
-        """End a started stream with `error`."""
-        await self.send(data_event(encode_error(error)) + DONE)
-        await self.end()
+        """Finish a started stream with `error`, unless all has been said."""
+        if not self._finished:
+            await self.finish(data_event(encode_error(error)))
 
-    async def end(self) -> None:
-        """Send what marks the end of the body."""
+    async def _write_watched(self, write: Awaitable[None]) -> None:
         self._note_write(True)
         try:
-            await self.response.write_eof()
-        except ConnectionError:
-            raise ClientLeftError from None
-        finally:
-            self._note_write(False)
-
-    async def _write(self, data: bytes) -> None:
-        self._note_write(True)
-        try:
-            await self.response.write(data)
+            await write
         except ConnectionError:
             raise ClientLeftError from None
         finally:
@@ -117,10 +116,8 @@ class EventStream:
                 await self._ping()
 
     async def _ping(self) -> None:
-        try:
-            await self._write(PING)
-        except ClientLeftError:
-            self._note_write(False)  # the handler is being cancelled, and this task with it
+        with suppress(ClientLeftError):  # then the handler is being cancelled, and this task with it
+            await self._write_watched(self.response.write(PING))
 
     def _cut(self) -> None:
         record_of(self._request).outcome = "client_stalled"

@@ -42,6 +42,7 @@ BAD_VALUES = [
     (CHAT, {"model": "whatever"}, "messages", "at least one message"),
     (CHAT, {"messages": []}, "messages", "at least one message"),
     (CHAT, {"messages": 5}, "messages", "at least one message"),
+    (CHAT, {"messages": [{}] * 10_001}, "messages", "at most 10000"),
     (CHAT, {"messages": ["hi"]}, "messages[0]", "must be an object"),
     (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role", "system, developer, user, assistant"),
     (CHAT, {"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role", "not supported"),
@@ -193,6 +194,13 @@ async def test_an_unknown_encoding(client: aiohttp.ClientSession) -> None:
     async with client.post(CHAT, data=b"{}", headers=headers) as response:
         error = await refused(response, 415)
     assert "gzip" in error["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_body_that_is_not_encoded_as_it_says(client: aiohttp.ClientSession, encoding: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    async with client.post(CHAT, data=b"not compressed", headers=headers) as response:
+        assert "Content-Encoding" in (await refused(response, 400))["message"]
 
 
 async def test_a_body_of_2_mb_is_read_and_one_of_17_mib_is_not(client: aiohttp.ClientSession) -> None:
