@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from client_environment import ClientEnvironmentError, client_python
 
-PIP_LATENCY_S = 120.0
+BUILD_DEADLINE_S = 140.0  # one build takes 5 s; a busy machine needs its time
 
 
 @pytest.fixture
@@ -28,8 +28,9 @@ def test_requirement_that_is_not_pinned_is_refused(cache: Path, requirement: str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_environment_is_isolated_kept_and_repaired(cache: Path) -> None:
-    python = client_python("six", ["six==1.17.0"], deadline_s=PIP_LATENCY_S)
+    python = client_python("six", ["six==1.17.0"], deadline_s=BUILD_DEADLINE_S)
     code = "import six, importlib.util; print(six.__version__, importlib.util.find_spec('msgspec'))"
     printed = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout
     assert printed.split() == ["1.17.0", "None"]
@@ -41,7 +42,7 @@ def test_environment_is_isolated_kept_and_repaired(cache: Path) -> None:
     assert marker.exists()
 
     (python.parent.parent / ".complete").unlink()  # as if the build had been cut short
-    assert client_python("six", ["six==1.17.0"], deadline_s=PIP_LATENCY_S) == python
+    assert client_python("six", ["six==1.17.0"], deadline_s=BUILD_DEADLINE_S) == python
     assert not marker.exists()
 
 
