@@ -74,7 +74,9 @@ class TextStream:
         stream._skip_chars = chars_emitted
         for token_id in output_ids:
             stream._take(token_id)
-            stream._release(min(stream._skip_chars, stream._num_ready))  # else the text held would grow and grow
+            stream._release(
+                min(stream._skip_chars, stream._num_ready)
+            )  # else the text held would grow and grow
         return stream
 
     @property

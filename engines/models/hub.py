@@ -10,8 +10,12 @@ from pathlib import Path
 from dynrt.runtime.errors import ModelLoadError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+_FILES = {
+    "allow_patterns": ["*.json", "*.safetensors", "*.jinja"],
+    "ignore_patterns": ["*/*", "consolidated*"],  # the same weights in other formats
+}
 _REVISION = "main"
+_MAX_REASON_CHARS = 300
 
 
 def is_hub_id(model: str) -> bool:
@@ -41,12 +45,13 @@ def find(hub_id: str) -> Path | None:
 
 def fetch(hub_id: str, report: Callable[[str], None]) -> Path:
     """Download what is not in the cache yet. ModelLoadError if the hub cannot be asked or refuses."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    import httpx  # what the hub client is built on; a connection lost midway shows as its error
+    from huggingface_hub.errors import HFValidationError
 
     report(f"asking the Hugging Face hub for {hub_id}")
     try:
         return _download(hub_id, report)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (httpx.HTTPError, HFValidationError, OSError) as error:
         raise ModelLoadError(_explain(hub_id, error)) from error
 
 
@@ -54,14 +59,14 @@ def _download(hub_id: str, report: Callable[[str], None]) -> Path:
     """File by file, so that progress can be told in lines."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    listing = snapshot_download(hub_id, allow_patterns=_PATTERNS, dry_run=True)
+    listing = snapshot_download(hub_id, **_FILES, dry_run=True)
     todo = [file for file in listing if file.will_download]
     for number, file in enumerate(todo, start=1):
         report(
             f"downloading {hub_id}: file {number} of {len(todo)}, {file.filename} ({_size(file.file_size)})"
         )
         hf_hub_download(hub_id, file.filename, revision=file.commit_hash)
-    return Path(snapshot_download(hub_id, allow_patterns=_PATTERNS))
+    return Path(snapshot_download(hub_id, **_FILES))
 
 
 def _size(num_bytes: int) -> str:
@@ -69,13 +74,8 @@ def _size(num_bytes: int) -> str:
 
 
 def _explain(hub_id: str, error: Exception) -> str:
-    offline = (
-        " HF_HUB_OFFLINE is set: unset it to let the hub be asked."
-        if os.environ.get("HF_HUB_OFFLINE")
-        else ""
-    )
-    reason = str(error).strip().partition("\n")[0]
+    reason = " ".join(str(error.__cause__ or error).split())[:_MAX_REASON_CHARS]
     return (
         f"model {hub_id!r} is no local path, is not complete in the hub cache {cache_dir()} (HF_HUB_CACHE), "
-        f"and could not be fetched from the Hugging Face hub: {reason}{offline}"
+        f"and could not be fetched from the Hugging Face hub: {reason}"
     )
