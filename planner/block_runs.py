@@ -92,7 +92,7 @@ class BlockRuns:
 
 def ascending_runs(keys: list[int]) -> Iterator[tuple[int, int]]:
     """(first, count) of each longest stretch of consecutive ascending keys."""
-    if keys[-1] - keys[0] == len(keys) - 1 and keys == list(range(keys[0], keys[-1] + 1)):
+    if keys and keys == list(range(keys[0], keys[0] + len(keys))):
         yield keys[0], len(keys)
         return
     first = 0

@@ -55,6 +55,11 @@ class PrefixIndex:
         """Workers whose events had a gap and whose snapshot has not come: their index counts as empty."""
         return [name for name, worker in self._workers.items() if worker.early is not None]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held or expected by anybody, and no memory kept for it."""
+        return not self._trees
+
     def add_worker(self, name: str, block_size: int) -> None:
         """A new incarnation: nothing known of an earlier worker of that name remains. Events start at number 0."""
         assert block_size > 0, block_size
@@ -153,7 +158,7 @@ class PrefixIndex:
     def _store(self, worker: _Worker, stored: BlocksStored) -> bool:
         """False if the parent is unknown, a key is not new, or the tokens do not fit the keys."""
         block_bytes = worker.block_size * TOKEN_BYTES
-        if not stored.keys or len(stored.token_ids) != len(stored.keys) * block_bytes:
+        if len(stored.token_ids) != len(stored.keys) * block_bytes:
             return False
         parent_key, position = stored.parent_key, 0
         for first_key, count in ascending_runs(stored.keys):
