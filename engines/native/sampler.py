@@ -16,7 +16,7 @@ from dynrt.engines.native.batch import SampleSpec
 
 _GREEDY_BELOW_TEMPERATURE = 1e-5  # here sampling has become greedy, and 1 / temperature not yet infinite
 _RUN = 256  # tokens whose weights are summed before runs are compared
-_PREFIX_WIDTHS = (64, 1024)  # how many of the largest logits are looked at before all are sorted
+_PREFIX_WIDTHS = (128, 1024)  # how many of the largest logits are looked at before all are sorted
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
@@ -61,35 +61,34 @@ def _without_banned(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.
 
 
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    temperatures = _column([spec.params.temperature for spec in specs], logits)
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
-    scaled = _keep_top_k(scaled, [spec.params.top_k for spec in specs])
-    weights = _keep_top_p(scaled.exp(), [spec.params.top_p for spec in specs])
+    temperatures = torch.tensor([spec.params.temperature for spec in specs], device=logits.device)
+    scaled = torch.sub(logits, logits.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
+    _keep_top_k(scaled, [spec.params.top_k for spec in specs])
+    weights = scaled.exp_()
+    _keep_top_p(weights, [spec.params.top_p for spec in specs])
     return _invert_cdf(weights, [uniform(spec.params.seed, spec.position) for spec in specs])
 
 
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-
-
-def _keep_top_k(scaled: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    """Set everything below the row's k-th largest value to -inf; k of 0 keeps all."""
+def _keep_top_k(scaled: torch.Tensor, top_k: list[int]) -> None:
+    """Set everything below the row's k-th largest value to -inf, in place; k of 0 keeps all."""
+    limits = {k for k in top_k if 0 < k < scaled.shape[1]}
+    if not limits:
+        return
     lowest = torch.full((len(top_k), 1), float("-inf"), device=scaled.device)
-    for k in set(top_k):
-        if 0 < k < scaled.shape[1]:
-            rows = [row for row, row_k in enumerate(top_k) if row_k == k]
-            lowest[rows] = _rows(scaled, rows).topk(k, dim=-1).values[:, -1:]
-    return scaled.masked_fill(scaled < lowest, float("-inf"))
+    for k in limits:
+        rows = [row for row, row_k in enumerate(top_k) if row_k == k]
+        lowest[rows] = _rows(scaled, rows).topk(k, dim=-1).values[:, -1:]
+    scaled.masked_fill_(scaled < lowest, float("-inf"))
 
 
-def _keep_top_p(weights: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """Set the weights outside the smallest set of largest ones whose share of the sum is at least p to 0.
+def _keep_top_p(weights: torch.Tensor, top_p: list[float]) -> None:
+    """Set, in place, the weights outside the smallest set of largest ones whose share of the sum is at least p to 0.
 
     That set nearly always lies within the few largest; only rows where it does not are looked at in greater width.
     """
     undecided = [row for row, p in enumerate(top_p) if p < 1.0]
     if not undecided:
-        return weights
+        return
     shares = torch.tensor(top_p, dtype=torch.float64, device=weights.device)[:, None]
     sums = shares * _run_sums(_runs(weights)).sum(dim=-1, keepdim=True)
     lowest = torch.zeros((len(top_p), 1), device=weights.device)
@@ -102,7 +101,7 @@ def _keep_top_p(weights: torch.Tensor, top_p: list[float]) -> torch.Tensor:
         if not undecided:
             break
     lowest[undecided] = 0.0  # p so close to 1 that the sum of all, rounded, falls short of it
-    return weights.masked_fill(weights < lowest, 0.0)
+    weights.masked_fill_(weights < lowest, 0.0)
 
 
 def _runs(weights: torch.Tensor) -> torch.Tensor:
