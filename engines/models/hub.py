@@ -45,13 +45,14 @@ def find(hub_id: str) -> Path | None:
 
 def fetch(hub_id: str, report: Callable[[str], None]) -> Path:
     """Download what is not in the cache yet. ModelLoadError if the hub cannot be asked or refuses."""
-    import httpx  # what the hub client is built on; a connection lost midway shows as its error
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    # A connection lost midway shows as an error of the client's HTTP library, another one in each of its versions.
+    transport_error = HfHubHTTPError.__bases__[0]
     report(f"asking the Hugging Face hub for {hub_id}")
     try:
         return _download(hub_id, report)
-    except (httpx.HTTPError, HFValidationError, OSError) as error:
+    except (transport_error, HFValidationError, OSError) as error:
         raise ModelLoadError(_explain(hub_id, error)) from error
 
 

@@ -251,6 +251,18 @@ def test_downloading_reports_each_file(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert fetched == ["model.safetensors"] and "file 1 of 1, model.safetensors (3.0 GB)" in lines[-1]
 
 
+def test_a_connection_lost_midway_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    def break_off(*args: object, **kwargs: object) -> None:
+        raise HfHubHTTPError.__bases__[0]("peer closed connection")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", break_off)
+    with pytest.raises(ModelLoadError, match=r"owner/name.*peer closed connection"):
+        prepare("owner/name", no_report)
+
+
 @pytest.mark.parametrize(
     ("name", "is_id"), [("a/b", True), ("a/b/c", False), ("a", False), ("./b", False), ("/b", False)]
 )
