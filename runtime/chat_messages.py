@@ -26,7 +26,7 @@ def template_messages(
         if clean.get("role") == "developer" and not knows_developer:
             clean["role"] = "system"
         if "tool_calls" in clean:
-            clean["tool_calls"] = [_with_object_arguments(call) for call in clean["tool_calls"]]
+            clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"messages[{index}].tool_calls")
         prepared.append(clean)
     return prepared
 
@@ -54,6 +54,12 @@ def _text_of(part: Any, param: str) -> str:
 
 def _parts(texts: list[str]) -> list[Message]:
     return [{"type": "text", "text": text} for text in texts]
+
+
+def _tool_calls(calls: Any, param: str) -> list[Message]:
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise InvalidRequestError(f"{param} is no list of objects", param=param)
+    return [_with_object_arguments(call) for call in calls]
 
 
 def _with_object_arguments(call: Mapping[str, Any]) -> Message:
