@@ -331,6 +331,29 @@ def test_tool_arguments_that_are_no_json_are_shown_as_they_are(encoder: Callable
 
 
 @pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": [5]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0]"),
+        ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": ["f"]}, "messages[0].tool_calls"),
+    ],
+)
+def test_messages_of_another_shape_are_refused(
+    chatml: PromptEncoder, message: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chatml.encode_chat([message])
+    assert caught.value.param == param
+
+
+def test_variables_cannot_replace_the_messages(chatml: PromptEncoder) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    assert chatml.encode_chat(messages, messages=[]) == chatml.encode_chat(messages)
+
+
+@pytest.mark.parametrize(
     ("template", "role"), [(SMOLLM2, "system"), (SMOLLM2 + "{# developer #}", "developer")]
 )
 def test_developer_is_system_unless_the_template_knows_it(
