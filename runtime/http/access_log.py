@@ -1,4 +1,4 @@
-"""One JSON line per request on the logger `dynrt.http`; never a prompt, nothing for probes."""
+"""One event per request on the logger `dynrt.http`; never a prompt, nothing for probes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 
-from dynrt.runtime.http.request_record import Outcome, record_of
+from dynrt.runtime.http.request_record import RequestRecord, record_of
 
 log = logging.getLogger("dynrt.http")
 
@@ -18,17 +17,6 @@ CLIENT_LEFT_STATUS = 499  # nginx's number for a client that closed before it wa
 MAX_PATH_CHARS = 200
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class AccessLine(msgspec.Struct, frozen=True):
-    method: str
-    path: str
-    status: int
-    outcome: Outcome
-    duration_s: float
-    prompt_tokens: int
-    output_tokens: int
-    request_id: str
 
 
 @web.middleware
@@ -41,24 +29,32 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
         status = response.status
         return response
     except asyncio.CancelledError:
-        if record_of(request).outcome == "answered":
-            record_of(request).outcome = "client_left"
+        status = _cut_off(record_of(request))
         raise
     finally:
         if request.path not in QUIET_PATHS:
             _write(request, status, asyncio.get_running_loop().time() - started_s)
 
 
+def _cut_off(record: RequestRecord) -> int:
+    """The status of a request whose client closed; clients close a stream as soon as they have read its end."""
+    if record.sent_status is not None:
+        return record.sent_status
+    if record.outcome == "answered":
+        record.outcome = "client_left"
+    return CLIENT_LEFT_STATUS
+
+
 def _write(request: web.Request, status: int, duration_s: float) -> None:
     record = record_of(request)
-    line = AccessLine(
-        method=request.method,
-        path=request.rel_url.raw_path[:MAX_PATH_CHARS],
-        status=status,
-        outcome=record.outcome,
-        duration_s=round(duration_s, 6),
-        prompt_tokens=record.prompt_tokens,
-        output_tokens=record.output_tokens,
-        request_id=record.request_id,
-    )
-    log.info("%s", msgspec.json.encode(line).decode())
+    fields = {
+        "method": request.method,
+        "path": request.rel_url.raw_path[:MAX_PATH_CHARS],
+        "status": status,
+        "outcome": record.outcome,
+        "duration_s": duration_s,
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+        "request": record.request_id,
+    }
+    log.info("request", extra=fields)

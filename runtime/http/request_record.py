@@ -24,6 +24,7 @@ class RequestRecord(msgspec.Struct):
     output_tokens: int = 0
     cached_tokens: int = 0
     outcome: Outcome = "answered"
+    sent_status: int | None = None  # once a stream is written to its end
 
     def count(self, output: GenerateOutput) -> None:
         self.output_tokens += len(output.token_ids)

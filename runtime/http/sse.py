@@ -83,7 +83,9 @@ class EventStream:
         """Send the last `events`, [DONE] and the end of the body."""
         self._finished = True
         await self.send(events + DONE)
-        await self._write_watched(self.response.write_eof())
+        record_of(self._request).sent_status = self.response.status
+        with suppress(ClientLeftError):  # nothing is missing to a client that closes behind [DONE]
+            await self._write_watched(self.response.write_eof())
 
     async def fail(self, error: DynrtError) -> None:
         """Finish a started stream with `error`, unless all has been said."""

@@ -31,6 +31,8 @@ class ScriptedBackend:
         self.chats: list[tuple[list[dict[str, Any]], bool, dict[str, Any]]] = []
         self.entered = asyncio.Event()  # a generation is at its first step
         self.closed = asyncio.Event()  # a generation has been left
+        self.may_close = asyncio.Event()  # clear it to keep generations busy with their end
+        self.may_close.set()
         self.closings: asyncio.Queue[str] = asyncio.Queue()  # the request ids of those
         self.cards = [ModelCard(MODEL, created=7, context_length=CONTEXT, vocab_size=VOCAB)]
         self.why_not_ready: str | None = None
@@ -48,6 +50,7 @@ class ScriptedBackend:
                 else:
                     yield step
         finally:
+            await self.may_close.wait()
             self.closed.set()
             self.closings.put_nowait(request.request_id)
 

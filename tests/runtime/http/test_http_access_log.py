@@ -1,9 +1,8 @@
-"""The access log: one JSON line per request, without prompts."""
+"""The access log: one event per request, without prompts."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterator
 
@@ -14,20 +13,25 @@ from scripted_backend import DEADLINE_S, ScriptedBackend, chat, http_request, te
 from dynrt.runtime.errors import EngineError
 from dynrt.runtime.requests import GenerateOutput
 
+FIELDS = (
+    "method", "path", "status", "outcome", "duration_s", "prompt_tokens", "output_tokens", "request",
+)  # fmt: skip
+
 
 class Lines(logging.Handler):
     """Collects the lines of `dynrt.http` and lets a test wait for the next one."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self._lines: asyncio.Queue[dict] = asyncio.Queue()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.put_nowait(record.getMessage())
+        assert record.getMessage() == "request"
+        self._lines.put_nowait({name: getattr(record, name) for name in FIELDS})
 
     async def next(self) -> dict:
         async with asyncio.timeout(DEADLINE_S):
-            return json.loads(await self._lines.get())
+            return await self._lines.get()
 
     def none_left(self) -> bool:
         return self._lines.empty()
@@ -53,7 +57,7 @@ async def test_an_answer(client: aiohttp.ClientSession, lines: Lines) -> None:
         assert line.pop("duration_s") >= 0
         assert line == {
             "method": "POST", "path": "/v1/chat/completions", "status": 200, "outcome": "answered",
-            "prompt_tokens": 7, "output_tokens": 4, "request_id": "r1",
+            "prompt_tokens": 7, "output_tokens": 4, "request": "r1",
         }  # fmt: skip
 
 
@@ -82,6 +86,18 @@ async def test_a_client_that_left(connect, lines: Lines, backend: ScriptedBacken
     connection.abort()
     line = await lines.next()
     assert (line["status"], line["outcome"]) == (499, "client_left")
+
+
+async def test_a_client_that_closes_behind_the_last_event_was_answered(
+    connect, lines: Lines, backend: ScriptedBackend
+) -> None:
+    backend.may_close.clear()
+    connection = await connect()
+    connection.send(http_request("/v1/completions", text(stream=True)))
+    await connection.until(b"[DONE]\n\n")
+    connection.abort()
+    line = await lines.next()
+    assert (line["status"], line["outcome"]) == (200, "answered")
 
 
 async def test_probes_are_not_logged(client: aiohttp.ClientSession, lines: Lines) -> None:
