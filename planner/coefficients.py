@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 FORGETTING = 0.995  # a sample's weight falls to 1/e over 200 later ones of its kind
-PRIOR_WEIGHT = 1e-3  # with steps that scatter by 10 %, a prior that may be off by a factor of 4
+PRIOR_WEIGHT = 1e-5  # with steps that scatter by 10 %, a prior that may be off by a factor of 30
 REFIT_EVERY = 8  # samples, after the first 8
 PASS_ON_EVERY = 256  # samples of all workers between updates of everybody's prior
 
