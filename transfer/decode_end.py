@@ -28,6 +28,7 @@ from dynrt.transfer.units import UnitSet
 HandoffId = tuple[bytes, int]
 
 TOMBSTONES = 8192  # ended handoffs remembered, so that nothing late can open them again
+DEAD_PEERS = 1024  # fenced incarnations remembered, for reservations that were on their way when they died
 EARLY_FIRST_TOKENS = 4096  # kept for reservations that are still to be made
 QUIET_POLLS = 3
 QUIET_S = 0.1  # a dead sender's last bytes were seen to land within the first polls
@@ -72,6 +73,7 @@ class DecodeEnd:
         self._host = host
         self._open: dict[HandoffId, _Handoff] = {}
         self._ended: BoundedDict[HandoffId, Literal["committed", "drained"]] = BoundedDict(TOMBSTONES)
+        self._dead_peers: BoundedDict[str, None] = BoundedDict(DEAD_PEERS)
         self._early_tokens: BoundedDict[HandoffId, FirstToken] = BoundedDict(EARLY_FIRST_TOKENS)
 
     @property
@@ -89,6 +91,10 @@ class DecodeEnd:
         handoff_id = event.key, event.epoch
         if handoff_id in self._ended:  # cancelled before: the peer never hears of these blocks
             return [Order(ReleaseBlocks(*handoff_id))]
+        if event.peer in self._dead_peers:
+            self._ended[handoff_id] = "drained"
+            drained = Drained(*handoff_id, f"prefill worker {event.peer} is dead")
+            return [Order(ReleaseBlocks(*handoff_id)), Tell(drained)]
         assert handoff_id not in self._open, f"{event.key.hex()}:{event.epoch} was reserved twice"
         units = UnitSet(self._num_ranks, self._num_layers, len(event.block_ids))
         handoff = _Handoff(event, units, lease_until=now + event.lease_s, last_unit_at=now)
@@ -133,6 +139,7 @@ class DecodeEnd:
 
     def fence(self, incarnation: str, now: float) -> None:
         """That peer's process has ended; what its connection still holds can land at the next polls."""
+        self._dead_peers[incarnation] = None
         for handoff in self._open.values():
             is_affected = handoff.reservation.peer == incarnation and not handoff.is_complete
             if is_affected and handoff.state is not DecodeState.FENCED:

@@ -210,8 +210,7 @@ class HandoffLedger:
             return self._quiesced(handoff, message, now)
         handoff.kv_bytes = message.kv_bytes
         self._expect_commit(handoff, now)
-        relayed = self._relay_quiesced(handoff, True, now) if handoff.phase is Phase.CANCELLING else []
-        return relayed + self._close_if_over(handoff)
+        return self._close_if_over(handoff)
 
     def _quiesced(self, handoff: _Handoff, message: Quiesced, now: float) -> list[LedgerEffect]:
         stopped: list[LedgerEffect] = []
