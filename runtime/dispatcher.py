@@ -72,6 +72,7 @@ class Dispatcher:
         self._attempts: dict[tuple[bytes, int], Attempt] = {}
         self._change = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaiting_first_token: dict[bytes, float] = {}  # since when
         self.open_requests = 0
         self.transfers: TransferManager
 
@@ -133,12 +134,18 @@ class Dispatcher:
             return  # ended meanwhile
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
+            self._observe_ttft(delta.key)
         arrival = Arrival(delta, worker.incarnation, report.timing)
         attempt.arrive(arrival)
         first = attempt.first_token(arrival)
         if first is not None:
             self.transfers.tell(first)
         self._metrics.vllm_generation_tokens.inc(len(delta.token_ids))
+
+    def _observe_ttft(self, key: bytes) -> None:
+        opened_at = self._awaiting_first_token.pop(key, None)
+        if opened_at is not None:  # None: the request had its first token before it moved
+            self._metrics.ttft_s.observe(self._now() - opened_at)
 
     def _register(self, register: Register) -> None:
         refusal = self._fleet.refusal(register)
@@ -238,6 +245,7 @@ class Dispatcher:
         """Count an open request, and how it ended."""
         outcome = "cancelled"
         self.open_requests += 1
+        self._awaiting_first_token[life.key] = self._now()
         try:
             yield
             outcome = "finished"
@@ -246,6 +254,7 @@ class Dispatcher:
             raise
         finally:
             self.open_requests -= 1
+            self._awaiting_first_token.pop(life.key, None)
             self._metrics.requests.labels(outcome).inc()
 
     async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
@@ -280,6 +289,8 @@ class Dispatcher:
 
     def open_attempt(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
+        if attempt.epoch > 0:
+            self._metrics.retries.inc()
         for incarnation in {attempt.prefill, attempt.decode}:
             if self._fleet.get(incarnation) is None:
                 attempt.worker_lost(incarnation, "it went before the request reached it")
