@@ -7,6 +7,7 @@ Only the last needs the pair: sorted by their own parts, most pairs are ruled ou
 from __future__ import annotations
 
 from random import Random
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,6 +54,15 @@ class Candidate(msgspec.Struct, frozen=True):
         return _choice(self, self, terms)
 
 
+class _Found(NamedTuple):
+    """A pair that was looked at."""
+
+    score_ms: float  # without the handoff's fixed cost, the same for all
+    exposed_ms: float
+    prefill: Candidate
+    decode: Candidate
+
+
 def see_worker(
     facts: WorkerFacts,
     load: Load,
@@ -85,24 +95,20 @@ def best_remote(
     if not prefills or not decodes:
         return []
     decodes = sorted(decodes, key=lambda candidate: candidate.decode_ms)
-    longest_hit = max(candidate.hit_tokens for candidate in decodes)
-    best: list[tuple[float, Candidate, Candidate, float]] = []
+    longest_hit, fastest = max(candidate.hit_tokens for candidate in decodes), links.fastest
+    best: list[_Found] = []
     for prefill in sorted(prefills, key=lambda candidate: candidate.prefill_score_ms):
-        least_ms = transfer_ms(prefill, longest_hit, prompt_tokens, links.fastest) + prefill.prefill_score_ms
+        least_ms = prefill.prefill_score_ms + transfer_ms(prefill, longest_hit, prompt_tokens, fastest)
         for decode in decodes:
-            if len(best) == 2 and least_ms + decode.decode_ms >= best[1][0]:
+            if len(best) == 2 and least_ms + decode.decode_ms >= best[1].score_ms:
                 break  # decode workers further on cost still more
             pair = prefill.facts.id, decode.facts.id
             if pair in links:
                 exposed_ms = transfer_ms(prefill, decode.hit_tokens, prompt_tokens, links.rate(pair))
                 score_ms = prefill.prefill_score_ms + exposed_ms + decode.decode_ms
-                best = sorted([*best, (score_ms, prefill, decode, exposed_ms)], key=lambda found: found[0])[
-                    :2
-                ]
-    return [
-        _remote_choice(prefill, decode, exposed_ms, links.handoff_ms)
-        for _, prefill, decode, exposed_ms in best
-    ]
+                best.append(_Found(score_ms, exposed_ms, prefill, decode))
+                best = sorted(best, key=lambda found: found.score_ms)[:2]
+    return [_remote_choice(found, links.handoff_ms) for found in best]
 
 
 def transfer_ms(prefill: Candidate, decode_hit_tokens: int, prompt_tokens: int, bytes_per_ms: float) -> float:
@@ -120,8 +126,9 @@ def shuffled(candidates: list[Candidate], random: Random) -> list[Candidate]:
     return random.sample(candidates, len(candidates))
 
 
-def _remote_choice(prefill: Candidate, decode: Candidate, exposed_ms: float, handoff_ms: float) -> Choice:
-    terms = Terms(prefill.queue_ms, prefill.compute_ms, exposed_ms, handoff_ms, decode.decode_ms)
+def _remote_choice(found: _Found, handoff_ms: float) -> Choice:
+    prefill, decode = found.prefill, found.decode
+    terms = Terms(prefill.queue_ms, prefill.compute_ms, found.exposed_ms, handoff_ms, decode.decode_ms)
     return _choice(prefill, decode, terms)
 
 
