@@ -115,6 +115,16 @@ class FakeKvEngine:
         self.check_pinned()
         return tokens + self.scheduler.advance(batch, sampled)
 
+    def fail_step(self) -> list[Token]:
+        """A step that breaks off after it has written nonsense."""
+        batch = self.scheduler.schedule()
+        for sequence, chunk in zip(batch.sequences, batch.chunks, strict=True):
+            self.pinned.pop(sequence.id, None)
+            for position in range(chunk.start, chunk.end):
+                self.slots[self.slot_of(chunk, position)] = ("nonsense", ())
+        self.check_pinned()
+        return self.scheduler.fail(batch, "out of memory")
+
     def sample(self, token_ids: list[int], spec: SampleSpec) -> int:
         return next_token(token_ids, spec.banned_ids)
 

@@ -126,6 +126,27 @@ def test_growth_without_room_preempts_the_youngest_which_then_goes_on() -> None:
     assert engine.pool.num_active == 0
 
 
+def test_a_preempted_request_comes_before_those_who_never_ran() -> None:
+    engine = FakeKvEngine(num_blocks=5, max_batch_requests=2)
+    oldest, preempted, new = (make_request(i, prompt(4, start=i), max_tokens=10) for i in range(3))
+    for request in (oldest, preempted, new):
+        engine.submit(request)
+    while engine.scheduler.load().preemptions_total == 0:
+        tokens = engine.step()
+    tokens += run(engine)
+    others = [token.key for token in tokens if token.key != oldest.key]
+    assert others[0] == preempted.key and new.key in others
+
+
+def test_nobody_is_admitted_into_the_room_that_a_running_request_grows_into() -> None:
+    engine = FakeKvEngine(num_blocks=3)
+    engine.submit(make_request(1, prompt(5), max_tokens=8))
+    engine.step()
+    engine.submit(make_request(2, prompt(3, start=4)))
+    run(engine)
+    assert engine.scheduler.load().preemptions_total == 0
+
+
 @pytest.mark.parametrize(
     ("request_", "parts"),
     [
@@ -182,6 +203,37 @@ def test_cancel_in_mid_prompt_leaves_only_the_announced_blocks() -> None:
     assert engine.pool.num_active == 0 and not engine.scheduler.has_work()
 
 
+def test_a_preempted_handoff_prompt_announces_only_what_is_new() -> None:
+    engine = FakeKvEngine(num_blocks=6, max_batch_tokens=2)
+    engine.submit(make_request(1, prompt(4), max_tokens=12))
+    for _ in range(2):
+        engine.step()
+    prefill = make_request(2, prompt(12, start=3), prefill_only=True)
+    engine.submit(prefill)
+    run(engine)
+    assert engine.scheduler.load().preemptions_total == 1
+    announced = [(ready.first_block, ready.written) for ready in engine.pinned[prefill.key, 0]]
+    assert announced == [(0, False), (1, False), (2, False)]
+    engine.release(prefill.key, 0)
+    assert engine.pool.num_active == 0
+
+
+def test_a_pinned_block_keeps_its_ancestors_even_if_another_request_computed_them() -> None:
+    engine = FakeKvEngine(max_batch_tokens=9)
+    twin, prefill = make_request(1, prompt(5)), make_request(2, prompt(8), prefill_only=True)
+    for request in (twin, prefill):
+        engine.submit(request)
+    engine.step()
+    engine.scheduler.cancel(twin.key, 0)
+    run(engine)
+    assert engine.pool.num_active == 3, (
+        "both announced blocks, and the twin's that is the second one's parent"
+    )
+    engine.pool.allocate(engine.pool.num_available)
+    engine.release(prefill.key, 0)
+    assert engine.pool.num_cached == 2
+
+
 def test_release_before_anything_was_announced_changes_nothing() -> None:
     engine, request = FakeKvEngine(), make_request(1, prompt(9), prefill_only=True)
     engine.submit(request)
@@ -231,10 +283,8 @@ def test_a_lone_request_that_cannot_grow_waits_for_the_reservation() -> None:
     assert len(tokens) == 4, "up to the end of its second block, then it gives its blocks back"
     engine.receive(reserved, 0, reservation.block_ids)
     engine.scheduler.commit(reserved.key, 0, expected_outcome(reserved)[0][0])
-    first = next_token(prompt(4))
-    assert [first, *outputs_of(tokens, request)] != []
     tokens += run(engine)
-    assert [first, *outputs_of(tokens, request)] == expected_outcome(request)[0]
+    assert [next_token(prompt(4)), *outputs_of(tokens, request)] == expected_outcome(request)[0]
 
 
 def test_a_reservation_takes_no_room_from_those_who_run_or_wait() -> None:
@@ -389,6 +439,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.take(self.engine.step())
+
+    @rule()
+    def fail_step(self) -> None:
+        self.take(self.engine.fail_step())
 
     def take(self, tokens: list[Token]) -> None:
         for token in tokens:
