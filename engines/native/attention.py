@@ -34,12 +34,14 @@ class AttentionPlan:
         self._value_rows = self._key_rows + block_size
         num_singles = sum(len(chunk.token_ids) == 1 for chunk in chunks)
         groups = group_by_length([chunk.end for chunk in chunks[:num_singles]], _max_group_tokens(kv))
-        self._parts: list[_Part] = [_Decodes(chunks[first:end], first, kv) for first, end in groups]
+        self._parts: list[_Decodes | _PrefillChunk] = [
+            _Decodes(chunks[first:end], first, kv) for first, end in groups
+        ]
         row = num_singles
         for chunk in chunks[num_singles:]:
-            self._parts.append(_LaterChunk(chunk, row, kv) if chunk.start else _FirstChunk(chunk, row))
+            self._parts.append(_PrefillChunk(chunk, row, kv))
             row += len(chunk.token_ids)
-        scratch_tokens = max(part.num_context_tokens for part in self._parts)
+        scratch_tokens = max(part.context.num_tokens for part in self._parts)
         self._scratch = torch.empty((2, scratch_tokens, *kv.shape[3:]), dtype=kv.dtype, device=kv.device)
 
     def write(self, kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -48,92 +50,74 @@ class AttentionPlan:
         rows.index_copy_(0, self._key_rows, k)
         rows.index_copy_(0, self._value_rows, v)
 
-    def attend(self, kv: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attend from `q` [tokens, num_heads, head_size] to the written cache; `k` and `v` as in `write`.
+    def attend(self, kv: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """Attend from `q` [tokens, num_heads, head_size] to a layer's cache, this step's tokens already in it.
 
         Returns [tokens, num_heads * head_size].
         """
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in self._parts:
-            own = q[part.rows], k[part.rows], v[part.rows]
-            out[part.rows] = part.attend(*own, kv, self._scratch)
+            keys, values = part.context.load(kv, self._scratch)
+            out[part.rows] = part.attend(q[part.rows], keys, values)
         return out.flatten(1)
 
 
 class _Decodes:
     """Single tokens of sequences of similar length, attended to in one call over padded block tables."""
 
-    __slots__ = ("_context", "_mask", "num_context_tokens", "rows")
+    __slots__ = ("_mask", "context", "rows")
 
     def __init__(self, chunks: Sequence[Chunk], first_row: int, kv: torch.Tensor) -> None:
         self.rows = slice(first_row, first_row + len(chunks))
         block_size = kv.shape[2]
         num_blocks = _num_blocks(chunks[-1], block_size)
-        self._context = _Context([_padded_blocks(chunk, num_blocks, block_size) for chunk in chunks], kv)
-        self.num_context_tokens = self._context.num_tokens
+        self.context = _Context([_padded_blocks(chunk, num_blocks, block_size) for chunk in chunks], kv)
         lengths = torch.tensor([chunk.end for chunk in chunks], device=kv.device)
         positions = torch.arange(num_blocks * block_size, device=kv.device)
         self._mask = _additive(positions < lengths[:, None], kv.dtype)[:, None, None]
 
-    def attend(
-        self, q: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor, kv: torch.Tensor, scratch: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The query heads that share a KV head are rows of one product: K and V are read once for all of them."""
-        keys, values = self._context.load(kv, scratch)
         num_sequences, num_heads, head_size = q.shape
-        grouped = q.view(num_sequences, kv.shape[3], -1, head_size)
-        out = scaled_dot_product_attention(
-            grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self._mask
-        )
+        grouped = q.view(num_sequences, keys.shape[2], -1, head_size)
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
         return out.reshape(num_sequences, num_heads, head_size)
 
 
-class _FirstChunk:
-    """The first tokens of a sequence, attending to each other causally."""
+class _PrefillChunk:
+    """Several tokens of one sequence, attending to each other causally and to all that precedes them."""
 
-    __slots__ = ("num_context_tokens", "rows")
-
-    def __init__(self, chunk: Chunk, first_row: int) -> None:
-        self.rows = slice(first_row, first_row + len(chunk.token_ids))
-        self.num_context_tokens = 0
-
-    def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _kv: torch.Tensor, _scratch: torch.Tensor
-    ) -> torch.Tensor:
-        return _attend_one(q, k, v, mask=None)
-
-
-class _LaterChunk:
-    """Several tokens of a sequence, attending to each other causally and to all that is in the cache before them."""
-
-    __slots__ = ("_context", "_length", "_mask", "num_context_tokens", "rows")
+    __slots__ = ("_length", "_mask", "context", "rows")
 
     def __init__(self, chunk: Chunk, first_row: int, kv: torch.Tensor) -> None:
         self.rows = slice(first_row, first_row + len(chunk.token_ids))
+        self.context = _Context([chunk.block_ids[: _num_blocks(chunk, kv.shape[2])]], kv)
         self._length = chunk.end
-        self._context = _Context([chunk.block_ids[: _num_blocks(chunk, kv.shape[2])]], kv)
-        self.num_context_tokens = self._context.num_tokens
-        self._mask = _causal_mask(chunk, kv)
+        self._mask = _causal_mask(chunk, kv) if chunk.start > 0 else None
 
-    def attend(
-        self, q: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor, kv: torch.Tensor, scratch: torch.Tensor
-    ) -> torch.Tensor:
-        keys, values = self._context.load(kv, scratch)
-        return _attend_one(q, keys[0, : self._length], values[0, : self._length], self._mask)
-
-
-_Part = _Decodes | _FirstChunk | _LaterChunk
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        out = scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            keys[:, : self._length].transpose(1, 2),
+            values[:, : self._length].transpose(1, 2),
+            attn_mask=self._mask,
+            is_causal=self._mask is None,
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1)
 
 
 class _Context:
     """The blocks that some sequences attend to, equally many for each."""
 
-    __slots__ = ("_half_block_ids", "_shape", "num_tokens")
+    __slots__ = ("_key_ids", "_shape", "_value_ids", "num_tokens")
 
     def __init__(self, block_ids: Sequence[Sequence[int]], kv: torch.Tensor) -> None:
         """`kv` is any layer's cache."""
         ids = torch.tensor(block_ids, device=kv.device)
-        self._half_block_ids = 2 * ids.flatten()
+        self._key_ids = 2 * ids.flatten()
+        self._value_ids = self._key_ids + 1
         self.num_tokens = ids.numel() * kv.shape[2]
         self._shape = (len(block_ids), -1, *kv.shape[3:])
 
@@ -144,8 +128,8 @@ class _Context:
         """
         half_blocks = kv.view(-1, *kv.shape[2:])
         keys, values = scratch[0, : self.num_tokens], scratch[1, : self.num_tokens]
-        torch.index_select(half_blocks, 0, self._half_block_ids, out=keys.view(-1, *kv.shape[2:]))
-        torch.index_select(half_blocks, 0, self._half_block_ids + 1, out=values.view(-1, *kv.shape[2:]))
+        torch.index_select(half_blocks, 0, self._key_ids, out=keys.view(-1, *kv.shape[2:]))
+        torch.index_select(half_blocks, 0, self._value_ids, out=values.view(-1, *kv.shape[2:]))
         return keys.view(self._shape), values.view(self._shape)
 
 
@@ -174,13 +158,6 @@ def _max_group_tokens(kv: torch.Tensor) -> int:
     if kv.device.type != "cpu":
         return sys.maxsize
     return _CPU_SCRATCH_BYTES // kv[0, 0, 0].nbytes
-
-
-def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """One sequence, all arguments [tokens, heads, head_size]; without `mask` token i sees tokens 0 to i."""
-    q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-    return out[0].transpose(0, 1)
 
 
 def _key_rows(chunks: Sequence[Chunk], block_size: int) -> list[int]:
