@@ -23,3 +23,4 @@ class EngineConfig(msgspec.Struct, frozen=True):
     block_size: int = 32
     max_batch_tokens: int = 512  # tokens computed in one step, and so the longest chunk of a prompt
     max_batch_requests: int = 64
+    transfer_trace: str | None = None  # file to which the transfer thread writes its trace

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from dynrt.transfer import notifications
 from dynrt.transfer.decode_end import DecodeEnd
@@ -40,12 +40,14 @@ from dynrt.transfer.local import (
 )
 from dynrt.transfer.nixl_agent import NixlAgent, NixlError, WriteState
 from dynrt.transfer.prefill_end import PrefillEnd, Write
+from dynrt.transfer.trace import TransferTrace
+from dynrt.transfer.units import UnitRange
 
 log = logging.getLogger("dynrt.transfer")
 
 POLL_S = 0.2e-3  # while something can arrive: over TCP no byte lands unless the receiver polls
 CONNECT_POLL_S = 50e-3
-CONNECT_WINDOW_S = 10.0  # how long a receiver helps an announced peer to connect
+CONNECT_WINDOW_S = 10.0  # how long both ends drive a connection that is being made
 IDLE_POLL_S = 1.0
 
 Event = ToPrefillEnd | ToDecodeEnd | ToTransfer
@@ -88,6 +90,7 @@ class TransferThread:
         to_runtime: Callable[[FromPrefillEnd | FromDecodeEnd], None],
         to_compute: Callable[[ToCompute], None],
         on_failure: Callable[[BaseException], None],
+        trace: TransferTrace | None = None,
     ) -> None:
         num_layers = geometry[0].num_layers
         assert len(geometry) == len(regions) and all(rank.num_layers == num_layers for rank in geometry)
@@ -100,6 +103,7 @@ class TransferThread:
         self._to_runtime = to_runtime
         self._to_compute = to_compute
         self._on_failure = on_failure
+        self._trace = trace
         self._inbox: deque[tuple[Event, float]] = deque()
         self._steps: deque[_Stamped] = (
             deque()
@@ -163,6 +167,8 @@ class TransferThread:
                 self._wait()
             for agent in self._agents:
                 agent.close()
+            if self._trace is not None:
+                self._trace.close()
         except BaseException as error:
             log.exception("transfer thread failed")
             self._on_failure(error)
@@ -183,6 +189,8 @@ class TransferThread:
 
     def _sleep(self, longest_s: float) -> None:
         """Until something is posted."""
+        if self._trace is not None:
+            self._trace.flush()
         self._asleep = True
         if not self._inbox and not self._stopping and self._poller.poll(1000 * longest_s):
             os.eventfd_read(self._wakeup)
@@ -235,8 +243,8 @@ class TransferThread:
             self._do(self._decode.cancel(event))
 
     def _connect(self, event: ConnectPeer) -> None:
+        self._connect_until = time.monotonic() + CONNECT_WINDOW_S
         if not event.will_push:
-            self._connect_until = time.monotonic() + CONNECT_WINDOW_S
             return
         error: str | None = None
         try:
@@ -269,10 +277,26 @@ class TransferThread:
         while self._steps and _has_happened(self._steps[0].event):
             event, told_at = self._steps.popleft()
             if isinstance(event, StepBegins):
+                self._note_step(told_at)
                 self._do(self._prefill.step_begins(event.ready))
             else:
                 written_at = told_at if event.event is None else time.monotonic()
+                self._note_written(event.layer, written_at)
                 self._do(self._prefill.layer_written(event.layer, written_at))
+
+    def _note_step(self, at: float) -> None:
+        if self._trace is not None:
+            self._trace.step(at)
+
+    def _note_written(self, layer: int, at: float) -> None:
+        if self._trace is not None:
+            self._trace.written(layer, at)
+
+    def _note_moved(
+        self, kind: Literal["posted", "done", "received"], key: bytes, units: UnitRange, at: float
+    ) -> None:
+        if self._trace is not None:
+            self._trace.moved(kind, key, units, at)
 
     def _post_write(self) -> None:
         """At most one in a turn, so that a long backlog keeps neither news nor notifications waiting."""
@@ -290,6 +314,7 @@ class TransferThread:
         except NixlError as error:
             self._do(self._prefill.write_failed(write, str(error)))
             return
+        self._note_moved("posted", write.id[0], write.units, began_at)
         self._prefill.write_posted(write, time.monotonic() - began_at)
         self._posted.append(_Posted(write, handle, began_at))
 
@@ -303,8 +328,9 @@ class TransferThread:
                 continue
             agent.release_write(item.handle)
             if state is WriteState.DONE:
-                duration_s = time.monotonic() - item.posted_at
-                self._do(self._prefill.write_done(item.write, duration_s))
+                done_at = time.monotonic()
+                self._note_moved("done", item.write.id[0], item.write.units, done_at)
+                self._do(self._prefill.write_done(item.write, done_at - item.posted_at))
             else:
                 self._do(self._prefill.write_failed(item.write, f"a write to {item.write.peer} failed"))
 
@@ -320,7 +346,10 @@ class TransferThread:
         except notifications.MalformedNotificationError as error:
             log.warning("notification dropped: %s", error)
             return
-        self._do(self._decode.notified(notification, time.monotonic()))
+        received_at = time.monotonic()
+        if isinstance(notification, notifications.UnitsWritten):
+            self._note_moved("received", notification.key, notification.units, received_at)
+        self._do(self._decode.notified(notification, received_at))
 
     def _do(self, effects: Sequence[PrefillEffect] | Sequence[DecodeEffect]) -> None:
         for effect in effects:
