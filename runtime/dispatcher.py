@@ -257,6 +257,12 @@ class Dispatcher:
             self._awaiting_first_token.pop(life.key, None)
             self._metrics.requests.labels(outcome).inc()
 
+    def output_passed(self, life: RequestLife) -> None:
+        """The first of each request is its time to first token."""
+        if not life.had_output:
+            life.had_output = True
+            self._metrics.ttft_s.observe(self._now() - life.began_at)
+
     async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
         request = PlanRequest(
             life.key,
@@ -289,6 +295,8 @@ class Dispatcher:
 
     def open_attempt(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
+        if attempt.epoch:
+            self._metrics.retries.inc()
         if attempt.epoch > 0:
             self._metrics.retries.inc()
         for incarnation in {attempt.prefill, attempt.decode}:

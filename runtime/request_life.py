@@ -63,6 +63,8 @@ class RequestLife:
         self.output_ids: list[int] = []
         self.chars_sent = 0
         self.cached_tokens: int | None = None
+        self.began_at = asyncio.get_running_loop().time()
+        self.had_output = False
         self._dispatcher = dispatcher
 
     @property

@@ -237,6 +237,7 @@ class Runtime:
         with self._dispatcher.account_for(life):
             async with aclosing(outputs):
                 async for output in outputs:
+                    self._dispatcher.output_passed(life)
                     yield output
 
     async def status(self) -> dict[str, Status]:

@@ -16,7 +16,12 @@ from dynrt.runtime.http.serve import Job, make_job, serve
 from dynrt.runtime.http.unsupported import CHAT, refuse_unsupported
 
 MAX_MESSAGES = 10_000  # each takes the event loop some microseconds
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = ("system", "developer", "user", "assistant")
+OWN_TEMPLATE_NAMES = (
+    "messages",
+    "add_generation_prompt",
+    "tools",
+)  # given to the template by their own fields
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -28,7 +33,7 @@ async def _prepare(request: web.Request) -> Job:
     messages = read_messages(fields)
     asked = read_parameters(fields)
     add_generation_prompt = fields.boolean("add_generation_prompt", True)
-    template_kwargs = fields.child("chat_template_kwargs").values
+    template_kwargs = _read_template_kwargs(fields)
     refuse_unsupported(fields, CHAT)
     fields.problems.raise_if_any()
     backend = request.app[BACKEND]
@@ -42,8 +47,16 @@ async def _prepare(request: web.Request) -> Job:
     return make_job(request, asked, card, prompt_ids, sampling, ChatReply)
 
 
+def _read_template_kwargs(fields: Fields) -> dict[str, Any]:
+    kwargs = fields.child("chat_template_kwargs")
+    for name in OWN_TEMPLATE_NAMES:
+        if name in kwargs.values:
+            kwargs.refuse(name, "it must be left out here: it is a field of the request itself")
+    return kwargs.values
+
+
 def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The messages as templates want them: known roles, content as one string, other fields as they came."""
+    """The messages, checked; the prompt encoder gives them the form that the model's template wants."""
     messages = fields.values.get("messages")
     if not isinstance(messages, list) or not 1 <= len(messages) <= MAX_MESSAGES:
         fields.refuse("messages", f"it must be a list of at least one message and at most {MAX_MESSAGES}")
@@ -66,27 +79,21 @@ def _read_message(value: object, problems: Problems, path: str) -> dict[str, Any
     for name in ("tool_calls", "function_call", "audio"):
         if value.get(name):
             message.refuse(name, f"it must be left out: {name} is not supported yet")
-    return {**value, "role": ROLES[role], "content": _content(message, role)}
+    _check_content(message, role)
+    return value
 
 
-def _content(message: Fields, role: str) -> str:
+def _check_content(message: Fields, role: str) -> None:
     content = message.values.get("content")
-    if isinstance(content, str):
-        return content
     if isinstance(content, list) and content:
-        return "".join(
-            _part(part, message.problems, f"{message.param('content')}[{index}]")
-            for index, part in enumerate(content)
-        )
-    if content is not None or role != "assistant":
+        for index, part in enumerate(content):
+            _check_part(part, message.problems, f"{message.param('content')}[{index}]")
+    elif not isinstance(content, str) and (content is not None or role != "assistant"):
         message.refuse("content", "it must be a string or a list of text parts")
-    return ""
 
 
-def _part(value: object, problems: Problems, path: str) -> str:
-    if isinstance(value, dict) and value.get("type") == "text" and isinstance(value.get("text"), str):
-        return str(value["text"])
-    problems.add(
-        path, f'{path} must be {{"type": "text", "text": "..."}}; other kinds of part are not supported'
-    )
-    return ""
+def _check_part(value: object, problems: Problems, path: str) -> None:
+    if not (isinstance(value, dict) and value.get("type") == "text" and isinstance(value.get("text"), str)):
+        problems.add(
+            path, f'{path} must be {{"type": "text", "text": "..."}}; other kinds of part are not supported'
+        )

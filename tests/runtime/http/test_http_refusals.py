@@ -44,6 +44,12 @@ BAD_VALUES = [
     (CHAT, {"messages": 5}, "messages", "at least one message"),
     (CHAT, {"messages": [{}] * 10_001}, "messages", "at most 10000"),
     (CHAT, {"messages": ["hi"]}, "messages[0]", "must be an object"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"tools": []}},
+        "chat_template_kwargs.tools",
+        "field of the request itself",
+    ),
     (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role", "system, developer, user, assistant"),
     (CHAT, {"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role", "not supported"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string or a list"),
