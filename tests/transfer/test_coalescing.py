@@ -1,0 +1,91 @@
+"""How many layers go into one write, and what is measured for that."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dynrt.transfer.coalescing import EMPTY_WRITE_S, Pacing, WriteCost, exposed_s, layers_per_push
+
+milliseconds = st.floats(0.001, 20)
+
+
+def completed_s(group: int, send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> float:
+    """Event by event: when the last byte is through, writes one after another, layers every `layer_s`."""
+    through = 0.0
+    for first in range(0, num_layers, group):
+        size = min(group, num_layers - first)
+        through = max(through, (first + size) * layer_s) + size * transfer_s + send_s
+    return through
+
+
+@given(milliseconds, milliseconds, milliseconds, st.sampled_from([(32, g) for g in (1, 2, 4, 8, 16, 32)]))
+def test_the_exposed_time_is_that_of_the_events(
+    send_s: float, layer_s: float, transfer_s: float, shape: tuple[int, int]
+) -> None:
+    num_layers, group = shape
+    exposed = completed_s(group, send_s, layer_s, transfer_s, num_layers) - num_layers * layer_s
+    assert exposed_s(group, send_s, layer_s, transfer_s, num_layers) == pytest.approx(exposed)
+
+
+@given(milliseconds, milliseconds, milliseconds, st.integers(1, 80))
+def test_no_group_size_is_better(send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> None:
+    group = layers_per_push(send_s, layer_s, transfer_s, num_layers)
+    best = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
+    assert all(
+        best <= exposed_s(g, send_s, layer_s, transfer_s, num_layers) for g in range(1, num_layers + 1)
+    )
+
+
+@given(st.floats(0.01, 1), st.floats(4, 8), st.floats(0.05, 0.2))
+def test_layers_that_outlast_their_transfer_follow_the_closed_form(
+    send_s: float, layer_s: float, transfer_s: float
+) -> None:
+    expected = max(1, math.ceil(send_s / (layer_s - transfer_s)))
+    assert layers_per_push(send_s, layer_s, transfer_s, 32) == expected == 1
+
+
+def test_a_short_prompt_goes_in_one_piece() -> None:
+    assert layers_per_push(send_s=0.5e-3, layer_s=0.01e-3, transfer_s=0.001e-3, num_layers=32) == 32
+
+
+@given(
+    st.floats(1e-6, 1e-3), st.floats(1e-11, 1e-8), st.lists(st.integers(1, 10**7), min_size=60, max_size=90)
+)
+def test_fixed_cost_and_rate_are_found(empty_s: float, byte_s: float, sizes: list[int]) -> None:
+    assume(max(sizes) > 2 * min(sizes))
+    cost = WriteCost()
+    for _ in range(3):
+        for num_bytes in sizes:
+            cost.observe(num_bytes, empty_s + byte_s * num_bytes)
+    fixed_s, per_byte_s = cost.estimate()
+    assert fixed_s >= 0 and per_byte_s >= 0
+    typical = sum(sizes) / len(sizes)
+    slack_s = EMPTY_WRITE_S  # what the prior may pull
+    assert fixed_s + per_byte_s * typical == pytest.approx(empty_s + byte_s * typical, rel=0.2, abs=slack_s)
+
+
+def test_writes_of_one_size_still_tell_the_two_parts_apart() -> None:
+    cost = WriteCost()
+    for _ in range(100):
+        cost.observe(1_000_000, 0.010)
+    fixed_s, per_byte_s = cost.estimate()
+    assert fixed_s == pytest.approx(EMPTY_WRITE_S)
+    assert per_byte_s == pytest.approx((0.010 - EMPTY_WRITE_S) / 1_000_000)
+
+
+def test_unmeasured_each_layer_is_pushed_at_once() -> None:
+    assert Pacing(num_layers=32).layers_per_push(num_writes=1, layer_bytes=1000) == 1
+
+
+def test_fast_layers_are_pushed_together_and_slow_ones_alone() -> None:
+    for gap_s, expected in ((1e-6, 32), (50e-3, 1)):
+        pacing = Pacing(num_layers=32)
+        for layer in range(32):
+            pacing.layer_written(layer, now=layer * gap_s)
+        for _ in range(50):
+            pacing.write_done(num_bytes=1000, seconds=300e-6)
+        assert pacing.layers_per_push(num_writes=1, layer_bytes=1000) == expected

@@ -1,0 +1,85 @@
+"""Counting units, the notifications that name them, and the bounded memory of what ended."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynrt.transfer import notifications
+from dynrt.transfer.bounded import BoundedDict
+from dynrt.transfer.notifications import MalformedNotificationError, SenderQuiesced, UnitsWritten
+from dynrt.transfer.units import UnitRange, UnitSet
+
+NUM_RANKS, NUM_LAYERS, NUM_BLOCKS = 2, 3, 5
+
+keys = st.binary(min_size=16, max_size=16)
+epochs = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def unit_ranges(draw: st.DrawFn) -> UnitRange:
+    first_layer = draw(st.integers(0, NUM_LAYERS - 1))
+    first_block = draw(st.integers(0, NUM_BLOCKS - 1))
+    return UnitRange(
+        draw(st.integers(0, NUM_RANKS - 1)),
+        first_layer,
+        draw(st.integers(1, NUM_LAYERS - first_layer)),
+        first_block,
+        draw(st.integers(1, NUM_BLOCKS - first_block)),
+    )
+
+
+def members(units: UnitRange) -> set[tuple[int, int, int]]:
+    return {
+        (units.rank, layer, block)
+        for layer in range(units.first_layer, units.first_layer + units.num_layers)
+        for block in range(units.first_block, units.first_block + units.num_blocks)
+    }
+
+
+@given(st.lists(unit_ranges()))
+def test_each_unit_counts_once_in_any_order_and_overlap(ranges: list[UnitRange]) -> None:
+    units = UnitSet(NUM_RANKS, NUM_LAYERS, NUM_BLOCKS)
+    seen: set[tuple[int, int, int]] = set()
+    for reported in ranges:
+        units.add(reported)
+        seen |= members(reported)
+        assert units.missing == NUM_RANKS * NUM_LAYERS * NUM_BLOCKS - len(seen)
+
+
+@pytest.mark.parametrize(
+    "outside",
+    [UnitRange(2, 0, 1, 0, 1), UnitRange(0, 2, 2, 0, 1), UnitRange(0, 0, 1, 4, 2)],
+    ids=["rank", "layer", "block"],
+)
+def test_units_outside_the_reservation_are_an_error(outside: UnitRange) -> None:
+    with pytest.raises(ValueError, match="lies outside 2 ranks of 5 blocks"):
+        UnitSet(NUM_RANKS, NUM_LAYERS, NUM_BLOCKS).add(outside)
+
+
+@given(keys, epochs, unit_ranges())
+def test_a_written_notification_comes_out_as_it_went_in(key: bytes, epoch: int, units: UnitRange) -> None:
+    packed = notifications.encode_written(key, epoch, units)
+    assert len(packed) == notifications.NOTIFICATION_BYTES
+    assert notifications.decode(packed) == UnitsWritten(key, epoch, units)
+
+
+@given(keys, epochs, st.booleans())
+def test_a_quiesced_notification_comes_out_as_it_went_in(key: bytes, epoch: int, clean: bool) -> None:
+    packed = notifications.encode_quiesced(key, epoch, clean=clean)
+    assert len(packed) == notifications.NOTIFICATION_BYTES
+    assert notifications.decode(packed) == SenderQuiesced(key, epoch, clean)
+
+
+@given(st.binary(max_size=60).filter(lambda packed: len(packed) != 40 or packed[0] not in (1, 2)))
+def test_foreign_bytes_are_refused(packed: bytes) -> None:
+    with pytest.raises(MalformedNotificationError, match="expected"):
+        notifications.decode(packed)
+
+
+def test_a_bounded_dict_forgets_the_oldest() -> None:
+    remembered: BoundedDict[int, str] = BoundedDict(2)
+    for key in (1, 2, 1, 3):
+        remembered[key] = "x"
+    assert list(remembered) == [2, 3]
