@@ -65,7 +65,7 @@ class ScriptedBackend:
         template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
         self.chats.append((messages, add_generation_prompt, template_kwargs or {}))
-        return await self.encode("".join(message["content"] for message in messages))
+        return await self.encode("".join(str(message["content"]) for message in messages))
 
     def models(self) -> list[ModelCard]:
         return self.cards
