@@ -65,7 +65,8 @@ class ScriptedBackend:
         template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
         self.chats.append((messages, add_generation_prompt, template_kwargs or {}))
-        return await self.encode("".join(str(message["content"]) for message in messages))
+        contents = [message["content"] for message in messages]
+        return await self.encode("".join(text if isinstance(text, str) else "x" for text in contents))
 
     def models(self) -> list[ModelCard]:
         return self.cards
