@@ -11,9 +11,10 @@ from typing import Protocol
 import msgspec
 
 from dynrt.engines.heartbeat import StepClock
-from dynrt.engines.protocol import Engine, EngineRequest, LayerHook, StepOutput
+from dynrt.engines.protocol import Engine, EngineRequest, LayerHook, Reservation, StepOutput
 from dynrt.engines.wakeup import WakeupQueue
 from dynrt.planner.events import CacheEvent, CacheEvents, CacheSnapshot
+from dynrt.runtime.errors import InvalidRequestError
 from dynrt.runtime.messages import EngineLoad, StatusRequest
 from dynrt.transfer.events import ReserveRefused
 from dynrt.transfer.local import CommitBlocks, PrefillOpened, ReleaseBlocks, ReservationMade
@@ -177,25 +178,21 @@ class ComputeThread:
         """First come, first served: the oldest waits until it fits, so that it cannot starve."""
         while self._pending:
             order = self._pending[0]
-            request = order.request
-            needed = -(-(len(request.prompt_ids) + len(request.output_ids)) // self._block_size)
-            if needed > self._engine.info.geometry[0].num_blocks:
-                self._refuse(
-                    order, f"the prompt needs {needed} blocks of KV cache, more than this worker has"
-                )
+            try:
+                reservation = self._engine.reserve(order.request)
+            except InvalidRequestError as error:
+                self._refuse(order, error.message)
             else:
-                reservation = self._engine.reserve(request)
                 if reservation is None:
                     return
-                first, block_ids = reservation.first_block, reservation.block_ids
-                self._transfer.post(
-                    ReservationMade(request.key, request.epoch, order.peer, first, block_ids, order.lease_s)
-                )
+                self._announce(order, reservation)
             self._pending.popleft()
 
-    @property
-    def _block_size(self) -> int:
-        return self._engine.info.geometry[0].block_size
+    def _announce(self, order: Reserve, made: Reservation) -> None:
+        key, epoch = order.request.key, order.request.epoch
+        self._transfer.post(
+            ReservationMade(key, epoch, order.peer, made.first_block, made.block_ids, order.lease_s)
+        )
 
     def _refuse(self, order: Reserve, reason: str) -> None:
         self._publish(ReserveRefused(order.request.key, order.request.epoch, reason))
