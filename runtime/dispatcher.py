@@ -11,7 +11,7 @@ from dynrt.planner.events import CacheEvents, CacheSnapshot
 from dynrt.planner.plan import PlanRequest
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.config import RuntimeConfig
-from dynrt.runtime.errors import MailboxFullError
+from dynrt.runtime.errors import DynrtError, MailboxFullError
 from dynrt.runtime.fleet import Fleet
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import (
@@ -24,7 +24,6 @@ from dynrt.runtime.messages import (
     StepReport,
     ToEngine,
     TokenDelta,
-    Unknown,
 )
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import (
@@ -73,7 +72,6 @@ class Dispatcher:
         self._change = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaiting_first_token: dict[bytes, float] = {}  # since when
-        self.open_requests = 0
         self.transfers: TransferManager
 
     # --- messages from engines --------------------------------------------------------------------
@@ -95,7 +93,7 @@ class Dispatcher:
         if isinstance(message, Register):
             self._register(message)
         elif worker is None:
-            self._tell_unknown(incarnation)
+            self._fleet.tell_unknown(incarnation)
         else:
             self._on_worker_message(worker, message)
 
@@ -134,18 +132,12 @@ class Dispatcher:
             return  # ended meanwhile
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
-            self._observe_ttft(delta.key)
         arrival = Arrival(delta, worker.incarnation, report.timing)
         attempt.arrive(arrival)
         first = attempt.first_token(arrival)
         if first is not None:
             self.transfers.tell(first)
         self._metrics.vllm_generation_tokens.inc(len(delta.token_ids))
-
-    def _observe_ttft(self, key: bytes) -> None:
-        opened_at = self._awaiting_first_token.pop(key, None)
-        if opened_at is not None:  # None: the request had its first token before it moved
-            self._metrics.ttft_s.observe(self._now() - opened_at)
 
     def _register(self, register: Register) -> None:
         refusal = self._fleet.refusal(register)
@@ -172,9 +164,6 @@ class Dispatcher:
         self._fleet.register(worker_id, register, process, self._now())
         if process is not None:
             self._group.create_task(self._supervisor.watch(worker_id, process), name=f"watch {worker_id}")
-
-    def _tell_unknown(self, incarnation: str) -> None:
-        self.tell(incarnation, Unknown())
 
     def _on_sent(self, prefill: str, sent: Sent) -> None:
         self._metrics.kv_bytes_pushed.inc(sent.kv_bytes)
@@ -245,7 +234,6 @@ class Dispatcher:
         """Count an open request, and how it ended."""
         outcome = "cancelled"
         self.open_requests += 1
-        self._awaiting_first_token[life.key] = self._now()
         try:
             yield
             outcome = "finished"
@@ -254,7 +242,6 @@ class Dispatcher:
             raise
         finally:
             self.open_requests -= 1
-            self._awaiting_first_token.pop(life.key, None)
             self._metrics.requests.labels(outcome).inc()
 
     def output_passed(self, life: RequestLife) -> None:
@@ -293,10 +280,13 @@ class Dispatcher:
         except MailboxFullError as error:
             self.kill(incarnation, str(error))  # a full outbox is a hang
 
+    def end_requests(self, error: DynrtError) -> None:
+        """Whoever still reads a request learns that it will not go on."""
+        for attempt in self._attempts.values():
+            attempt.fail(error)
+
     def open_attempt(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
-        if attempt.epoch:
-            self._metrics.retries.inc()
         if attempt.epoch > 0:
             self._metrics.retries.inc()
         for incarnation in {attempt.prefill, attempt.decode}:

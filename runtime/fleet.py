@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Protocol
 
 from dynrt.runtime.channel import Channel
-from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.messages import PROTOCOL_VERSION, Heartbeat, Refused, Register, StepReport, Welcome
+from dynrt.runtime.errors import ConfigError, MailboxFullError
+from dynrt.runtime.messages import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Refused,
+    Register,
+    StepReport,
+    Unknown,
+    Welcome,
+)
 from dynrt.runtime.spawner import Process
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import ConnectPeer, FencePeer, PeerConnected
@@ -87,6 +96,16 @@ class Fleet:
         for other in self:
             other.tell(FencePeer(incarnation))
         self.observer.worker_down(worker, reason)
+
+    def tell_unknown(self, incarnation: str) -> None:
+        """To an engine that thinks it is one of ours: an earlier runtime at this address had it."""
+        with suppress(MailboxFullError):  # it takes no messages, and it is not ours to kill
+            self._channel.send(incarnation, Unknown())
+
+    def disband(self) -> None:
+        """The channel is about to close: from now on, nobody is there to be told anything."""
+        self._workers.clear()
+        self._pairs.clear()
 
     def heard(self, worker: Worker, message: Heartbeat | StepReport, now: float) -> None:
         worker.heard_at = now

@@ -102,6 +102,8 @@ class Runtime:
         except BaseExceptionGroup as failures:
             raise _sole(failures) from None
         finally:
+            if self._is_assembled:
+                self._fleet.disband()
             self._channel.close()
             self._offload.close()
 
@@ -168,7 +170,9 @@ class Runtime:
         if not hasattr(self, "_tasks"):
             return
         for worker in self._fleet:
-            worker.tell(Shutdown())
+            if self._supervisor.slot_of(worker.register.spawn_token) is not None:
+                self._dispatcher.tell(worker.incarnation, Shutdown())  # one that joined outlives us
+        self._dispatcher.end_requests(OverloadedError("the runtime has ended; send the request elsewhere"))
         self._transfers.stop()
         for task in self._tasks:
             task.cancel()

@@ -8,7 +8,6 @@ running request gives its blocks back and is computed again later.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 import msgspec
 
@@ -130,8 +129,9 @@ class Scheduler:
         for sequence in prefills:
             if self._has_room(batch) and sequence.id in self._running:
                 self._add(batch, sequence)
-        for sequence in self._admit_while_room(batch):
-            self._add(batch, sequence)
+        while self._has_room(batch) and (found := self._find_admissible()):
+            self._admit(*found)
+            self._add(batch, found[0])
         return batch
 
     def advance(self, batch: Batch, sampled: list[int]) -> list[Token]:
@@ -195,13 +195,10 @@ class Scheduler:
             return None
         return head, hit
 
-    def _admit_while_room(self, batch: Batch) -> Iterator[Sequence]:
-        while self._has_room(batch) and (found := self._find_admissible()):
-            sequence, hit = found
-            del self._waiting[sequence.id]
-            self._occupy(sequence, hit)
-            self._running[sequence.id] = sequence
-            yield sequence
+    def _admit(self, sequence: Sequence, hit: list[int]) -> None:
+        del self._waiting[sequence.id]
+        self._occupy(sequence, hit)
+        self._running[sequence.id] = sequence
 
     def _occupy(self, sequence: Sequence, hit: list[int]) -> None:
         """Hold blocks for all known tokens, `hit` for the first of them."""
