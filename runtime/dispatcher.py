@@ -71,7 +71,7 @@ class Dispatcher:
         self._attempts: dict[tuple[bytes, int], Attempt] = {}
         self._change = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaiting_first_token: dict[bytes, float] = {}  # since when
+        self.open_requests = 0
         self.transfers: TransferManager
 
     # --- messages from engines --------------------------------------------------------------------
