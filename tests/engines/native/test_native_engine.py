@@ -48,7 +48,7 @@ MakeEngine = Callable[..., NativeEngine]
 def make_engine(tiny_model_dir: Path) -> Iterator[MakeEngine]:
     engines: list[NativeEngine] = []
     defaults = EngineConfig(
-        str(tiny_model_dir), "tiny", dtype="float32", device="cpu", kv_blocks=40, block_size=8
+        str(tiny_model_dir), "tiny", dtype="float32", device="cpu", threads=1, kv_blocks=40, block_size=8
     )
 
     def make(**changes: Any) -> NativeEngine:
@@ -89,7 +89,7 @@ def outputs(engine: NativeEngine, prompts: Sequence[Sequence[int]], **options: A
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir: Path) -> list[int]:
     """PROMPT's greedy continuation, computed in one piece, alone."""
-    engine = NativeEngine(EngineConfig(str(tiny_model_dir), "tiny", dtype="float32", device="cpu"))
+    engine = NativeEngine(EngineConfig(str(tiny_model_dir), "tiny", dtype="float32", device="cpu", threads=1))
     [tokens] = outputs(engine, [PROMPT])
     assert len(tokens) == 24 and len(set(tokens)) > 5
     return tokens
