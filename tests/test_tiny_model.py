@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tiny_model import EOS_ID, IM_END_ID, IM_START_ID, SPECIAL_TOKENS, write_tiny_model
 from tokenizers import Tokenizer
 
-from dynrt.engines.native.batch import Chunk, SampleSpec
 from dynrt.engines.native.model import load_model
+from dynrt.engines.scheduling.batch import Chunk, SampleSpec
 from dynrt.runtime.messages import SamplingParams
 
 

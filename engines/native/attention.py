@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from dynrt.engines.native.batch import Chunk
+from dynrt.engines.scheduling.batch import Chunk
 
 _SMALLEST_SPLIT_TOKENS = 256  # below this, one padded call is cheaper than two calls
 _CPU_SCRATCH_BYTES = (

@@ -8,13 +8,13 @@ import msgspec
 import torch
 
 from dynrt.engines.config import EngineConfig
-from dynrt.engines.native.batch import Chunk
-from dynrt.engines.native.block_pool import BlockPool
-from dynrt.engines.native.limits import SchedulerLimits
 from dynrt.engines.native.model import Model, default_dtype, load_model
 from dynrt.engines.native.sampler import sample
-from dynrt.engines.native.scheduler import Batch, Scheduler
 from dynrt.engines.protocol import EngineInfo, EngineRequest, LayerHook, Reservation, StepOutput, Token
+from dynrt.engines.scheduling.batch import Chunk
+from dynrt.engines.scheduling.block_pool import BlockPool
+from dynrt.engines.scheduling.limits import SchedulerLimits
+from dynrt.engines.scheduling.scheduler import Batch, Scheduler
 from dynrt.planner.events import BlocksStored
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.messages import EngineLoad, StepTiming

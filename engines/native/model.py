@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from dynrt.engines.native.attention import AttentionPlan
-from dynrt.engines.native.batch import Chunk
 from dynrt.engines.native.config import ModelConfig
 from dynrt.engines.native.linear import Linear
 from dynrt.engines.native.rope import RotaryTable, inverse_frequencies
 from dynrt.engines.native.weights import Checkpoint
+from dynrt.engines.scheduling.batch import Chunk
 
 OnLayerWritten = Callable[[int, object | None], None]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from dynrt.engines.native.batch import SampleSpec
+from dynrt.engines.scheduling.batch import SampleSpec
 
 _GREEDY_BELOW_TEMPERATURE = 1e-5  # here sampling has become greedy, and 1 / temperature not yet infinite
 _RUN = 256  # tokens whose weights are summed before runs are compared

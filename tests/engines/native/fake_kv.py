@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from dynrt.engines.native.batch import Chunk, SampleSpec
-from dynrt.engines.native.block_pool import BlockPool
-from dynrt.engines.native.limits import SchedulerLimits
-from dynrt.engines.native.scheduler import Batch, Scheduler
 from dynrt.engines.protocol import EngineRequest, Token
+from dynrt.engines.scheduling.batch import Chunk, SampleSpec
+from dynrt.engines.scheduling.block_pool import BlockPool
+from dynrt.engines.scheduling.limits import SchedulerLimits
+from dynrt.engines.scheduling.scheduler import Batch, Scheduler
 from dynrt.runtime.messages import FinishReason
 from dynrt.transfer.local import BlocksReady
 

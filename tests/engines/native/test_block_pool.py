@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dynrt.engines.native.block_pool import BlockPool
+from dynrt.engines.scheduling.block_pool import BlockPool
 from dynrt.planner.events import ROOT, BlocksRemoved, BlocksStored
 from dynrt.runtime.messages import pack_ids
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
 from dynrt.engines.native.attention import group_by_length
-from dynrt.engines.native.batch import Chunk, SampleSpec
 from dynrt.engines.native.linear import Linear
 from dynrt.engines.native.model import Model, default_dtype, load_model
+from dynrt.engines.scheduling.batch import Chunk, SampleSpec
 from dynrt.runtime.messages import SamplingParams
 from dynrt.transfer.layout import KvGeometry
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynrt.engines.native.batch import SampleSpec
 from dynrt.engines.native.sampler import sample, uniform
+from dynrt.engines.scheduling.batch import SampleSpec
 from dynrt.runtime.messages import SamplingParams
 
 

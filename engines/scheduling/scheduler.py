@@ -11,11 +11,11 @@ from collections import OrderedDict
 
 import msgspec
 
-from dynrt.engines.native.batch import Chunk
-from dynrt.engines.native.block_pool import BlockPool
-from dynrt.engines.native.limits import SchedulerLimits, find_refusal
-from dynrt.engines.native.sequence import RequestId, Sequence
 from dynrt.engines.protocol import EngineRequest, Reservation, Token
+from dynrt.engines.scheduling.batch import Chunk
+from dynrt.engines.scheduling.block_pool import BlockPool
+from dynrt.engines.scheduling.limits import SchedulerLimits, find_refusal
+from dynrt.engines.scheduling.sequence import RequestId, Sequence
 from dynrt.runtime.errors import InvalidRequestError
 from dynrt.runtime.messages import EngineLoad
 from dynrt.transfer.local import BlocksReady

@@ -1,11 +1,11 @@
-"""What a native engine can take, and why a request can never run on it (sans-IO)."""
+"""What a scheduled engine can take, and why a request can never run on it (sans-IO)."""
 
 from __future__ import annotations
 
 import msgspec
 
-from dynrt.engines.native.block_pool import BlockPool
 from dynrt.engines.protocol import EngineRequest
+from dynrt.engines.scheduling.block_pool import BlockPool
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True):

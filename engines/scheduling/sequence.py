@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from dynrt.engines.native.batch import Chunk, SampleSpec
 from dynrt.engines.protocol import EngineRequest
+from dynrt.engines.scheduling.batch import Chunk, SampleSpec
 from dynrt.runtime.messages import FinishReason
 
 RequestId = tuple[bytes, int]  # (key, epoch)
