@@ -358,7 +358,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """All events in any order; FakeKvEngine checks the KV, this checks tokens and that nothing is left."""
 
     @initialize(
-        num_blocks=st.integers(7, 20),
+        num_blocks=st.integers(7, 14),
         block_size=st.sampled_from([2, 4]),
         max_batch_tokens=st.integers(1, 24),
         max_batch_requests=st.integers(1, 5),
@@ -435,7 +435,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.prefilled)))
         self.engine.release(key, 0)
 
-    @rule(count=st.integers(1, 6))
+    @rule(count=st.integers(1, 9))
     def step(self, count: int) -> None:
         for _ in range(count):
             self.take(self.engine.step())
