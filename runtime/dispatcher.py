@@ -39,7 +39,7 @@ from dynrt.runtime.planning import (
     WorkerUp,
 )
 from dynrt.runtime.request_life import RequestLife, Route
-from dynrt.runtime.supervisor import Kill, Supervisor
+from dynrt.runtime.supervisor import EngineSlot, Kill, Supervisor
 from dynrt.runtime.transfer_manager import Abandon, Gone, Open, Said, TransferManager
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import PeerConnected, Sent
@@ -147,12 +147,17 @@ class Dispatcher:
         slot = self._supervisor.slot_of(register.spawn_token)
         known = self._fleet.get(register.incarnation)
         if slot is not None:
-            slot.registered = slot.ever_registered = True
-            self._fleet.register(slot.worker_id, register, slot.process, self._now())
+            self._register_spawned(slot, register)
         elif known is not None:
             self._fleet.register(known.id, register, known.process, self._now())
         else:
             self._join(register)
+
+    def _register_spawned(self, slot: EngineSlot, register: Register) -> None:
+        if slot.process is None or slot.process.pid != register.pid:
+            return  # the last words of a process whose end was seen before they were read
+        slot.registered = slot.ever_registered = True
+        self._fleet.register(slot.worker_id, register, slot.process, self._now())
 
     def _join(self, register: Register) -> None:
         """An engine that nobody here started. On this host its end is seen like that of our own."""
@@ -259,7 +264,12 @@ class Dispatcher:
             life.local_prefill,
             exclude,
         )
-        plan = await self._planner.ask(request, PLAN_TIMEOUT_S)
+        try:
+            plan = await self._planner.ask(request, PLAN_TIMEOUT_S)
+        except BaseException:
+            # Nobody waits for the plan any more, but it may have been made, or still be.
+            self._planner.tell(RequestEnded(life.key, finished=False))
+            raise
         self._metrics.plans.labels(plan.kind).inc()
         return Route(plan.prefill, plan.decode)
 
@@ -289,11 +299,12 @@ class Dispatcher:
         self._attempts[attempt.id] = attempt
         if attempt.epoch > 0:
             self._metrics.retries.inc()
+        if attempt.is_remote:
+            self.transfers.tell(Open(attempt.key, attempt.epoch, attempt.prefill, attempt.decode))
         for incarnation in {attempt.prefill, attempt.decode}:
             if self._fleet.get(incarnation) is None:
                 attempt.worker_lost(incarnation, "it went before the request reached it")
-        if attempt.is_remote:
-            self.transfers.tell(Open(attempt.key, attempt.epoch, attempt.prefill, attempt.decode))
+                self.transfers.tell(Gone(incarnation))  # again: the first time, this handoff was not open
 
     def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
         del self._attempts[attempt.id]

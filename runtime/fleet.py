@@ -15,6 +15,7 @@ from dynrt.runtime.messages import (
     Refused,
     Register,
     StepReport,
+    ToEngine,
     Unknown,
     Welcome,
 )
@@ -34,6 +35,9 @@ class FleetObserver(Protocol):
     def worker_down(self, worker: Worker, reason: str) -> None: ...
 
     def pair_up(self, prefill: Worker, decode: Worker) -> None: ...
+
+    def tell(self, incarnation: str, message: ToEngine) -> None:
+        """Send; a worker that takes no messages is ended for it."""
 
 
 class Fleet:
@@ -78,11 +82,11 @@ class Fleet:
         if register.incarnation not in self._workers:
             self._add(Worker(worker_id, register, self._channel, process, now))
         welcome = Welcome(self._runtime_id, worker_id, self._heartbeat_interval_s)
-        self._channel.send(register.incarnation, welcome)
+        self.observer.tell(register.incarnation, welcome)
 
     def refuse(self, register: Register, reason: str) -> None:
         log.error("engine refused", extra={"incarnation": register.incarnation, "reason": reason})
-        self._channel.send(register.incarnation, Refused(reason))
+        self._answer_stranger(register.incarnation, Refused(reason))
 
     def lost(self, incarnation: str, reason: str) -> None:
         """Its process has ended, for certain: whoever shared memory with it may stop waiting."""
@@ -94,13 +98,12 @@ class Fleet:
         worker.left()
         log.warning("worker lost", extra={"worker": worker.id, "incarnation": incarnation, "reason": reason})
         for other in self:
-            other.tell(FencePeer(incarnation))
+            self.observer.tell(other.incarnation, FencePeer(incarnation))
         self.observer.worker_down(worker, reason)
 
     def tell_unknown(self, incarnation: str) -> None:
         """To an engine that thinks it is one of ours: an earlier runtime at this address had it."""
-        with suppress(MailboxFullError):  # it takes no messages, and it is not ours to kill
-            self._channel.send(incarnation, Unknown())
+        self._answer_stranger(incarnation, Unknown())
 
     def disband(self) -> None:
         """The channel is about to close: from now on, nobody is there to be told anything."""
@@ -168,7 +171,16 @@ class Fleet:
         self.observer.worker_up(worker)
         for prefill, decode in self.pairs_to_connect():
             if worker in (prefill, decode):
-                _connect(prefill, decode)
+                self._connect(prefill, decode)
+
+    def _connect(self, prefill: Worker, decode: Worker) -> None:
+        # Decode first: it must be polling when prefill's connection arrives.
+        self.observer.tell(decode.incarnation, _introduction(prefill, will_push=False))
+        self.observer.tell(prefill.incarnation, _introduction(decode, will_push=True))
+
+    def _answer_stranger(self, incarnation: str, message: Refused | Unknown) -> None:
+        with suppress(MailboxFullError):  # it takes no messages, and it is not ours to kill
+            self._channel.send(incarnation, message)
 
 
 def pair_mismatch(prefill: Worker, decode: Worker) -> Mismatch | None:
@@ -188,12 +200,6 @@ def pair_mismatch(prefill: Worker, decode: Worker) -> Mismatch | None:
         ),
         None,
     )
-
-
-def _connect(prefill: Worker, decode: Worker) -> None:
-    # Decode first: it must be polling when prefill's connection arrives.
-    decode.tell(_introduction(prefill, will_push=False))
-    prefill.tell(_introduction(decode, will_push=True))
 
 
 def _introduction(worker: Worker, will_push: bool) -> ConnectPeer:
