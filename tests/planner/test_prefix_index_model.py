@@ -19,7 +19,8 @@ SALTS = ("", "tenant")
 PROMPT_TOKENS = 5
 PROMPTS = list(product((1, 2), repeat=PROMPT_TOKENS))
 
-tokens = st.integers(1, 2)
+tokens = st.sampled_from((1, 1, 1, 2))  # paths mostly run together
+on_time = st.sampled_from((True,) * 7 + (False,))
 workers = st.sampled_from(WORKERS)
 salts = st.sampled_from(SALTS)
 
@@ -77,33 +78,43 @@ class IndexMachine(RuleBasedStateMachine):
         self._forget_expected(worker)
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data(), count=st.integers(1, 5), salt=salts, skip_keys=st.integers(0, 1))
-    def stores(self, data: st.DataObject, count: int, salt: str, skip_keys: int) -> None:
-        told = self._any(data)
-        parent = data.draw(st.sampled_from([ROOT, *told.cache.blocks]))
-        size = count * told.cache.block_size
+    @rule(
+        data=st.data(),
+        count=st.integers(1, 5),
+        salt=salts,
+        skip_keys=st.sampled_from((0, 0, 1)),
+        on_time=on_time,
+    )
+    def stores(self, data: st.DataObject, count: int, salt: str, skip_keys: int, on_time: bool) -> None:
+        name = self._any(data)
+        cache = self.told[name].cache
+        parent = data.draw(st.sampled_from([ROOT, *cache.blocks]))
+        size = count * cache.block_size
         token_ids = data.draw(st.lists(tokens, min_size=size, max_size=size))
-        self._send(told, told.cache.run(told.cache.store(parent, token_ids, salt, skip_keys)))
+        self._send(name, on_time, cache.run(cache.store(parent, token_ids, salt, skip_keys)))
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data(), count=st.integers(1, 4))
-    def evicts_leaves(self, data: st.DataObject, count: int) -> None:
-        told = self._any(data)
-        keys = told.cache.leaves_first()[:count]
-        self._send(told, told.cache.run(told.cache.remove(keys)))
+    @rule(data=st.data(), count=st.integers(1, 12), on_time=on_time)
+    def evicts_leaves(self, data: st.DataObject, count: int, on_time: bool) -> None:
+        name = self._any(data)
+        cache = self.told[name].cache
+        keys = cache.leaves_first()[:count]
+        self._send(name, on_time, cache.run(cache.remove(keys)))
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data())
-    def evicts_anything(self, data: st.DataObject) -> None:
-        told = self._any(data)
-        keys = data.draw(st.lists(st.sampled_from([99, *told.cache.blocks]), max_size=4))
-        self._send(told, told.cache.run(told.cache.remove(keys)))
+    @rule(data=st.data(), on_time=on_time)
+    def evicts_anything(self, data: st.DataObject, on_time: bool) -> None:
+        name = self._any(data)
+        cache = self.told[name].cache
+        keys = data.draw(st.lists(st.sampled_from([99, *cache.blocks]), max_size=4))
+        self._send(name, on_time, cache.run(cache.remove(keys)))
 
     @precondition(lambda self: self.told)
-    @rule(data=st.data())
-    def clears(self, data: st.DataObject) -> None:
-        told = self._any(data)
-        self._send(told, told.cache.run(told.cache.clear()))
+    @rule(data=st.data(), on_time=on_time)
+    def clears(self, data: st.DataObject, on_time: bool) -> None:
+        name = self._any(data)
+        cache = self.told[name].cache
+        self._send(name, on_time, cache.run(cache.clear()))
 
     @precondition(lambda self: any(told.waiting for told in self.told.values()))
     @rule(data=st.data())
@@ -179,12 +190,16 @@ class IndexMachine(RuleBasedStateMachine):
             self.leaves(name)
         assert self.index.is_empty
 
-    def _any(self, data: st.DataObject) -> Told:
-        return self.told[data.draw(st.sampled_from(list(self.told)))]
+    def _any(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(list(self.told)))
 
-    def _send(self, told: Told, run: CacheEvents) -> None:
+    def _send(self, name: str, on_time: bool, run: CacheEvents) -> None:
+        """On time: it arrives at once, behind all that was sent before."""
+        told = self.told[name]
         told.sent.append(run)
         told.waiting.append(run)
+        while on_time and told.waiting:
+            self._arrives(name, told.waiting.pop(0))
 
     def _arrives(self, name: str, run: CacheEvents) -> None:
         told = self.told[name]

@@ -56,6 +56,13 @@ def test_a_second_holder_of_a_part_does_not_cut_the_edge() -> None:
     assert tree.match(path(*range(1, 9))) == [(3, B), (8, A)]
 
 
+def test_a_holder_of_a_part_gets_no_further_than_the_prompt_goes() -> None:
+    tree = new_tree()
+    tree.insert(tree.root, 0, path(1, 2, 3, 4, 5), A)
+    tree.insert(tree.root, 0, path(1, 2, 3, 4), B)
+    assert tree.match(path(1, 2, 9)) == [(2, A), (2, B)]
+
+
 def test_a_leaf_of_one_holder_grows_in_place() -> None:
     tree = new_tree()
     edge = tree.insert(tree.root, 0, path(1, 2), A)
