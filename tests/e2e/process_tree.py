@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 TCP_LISTEN = "0A"
+ENDED = ("X", "Z")  # gone, or a zombie
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies have ended."""
-    try:
-        return _stat(pid)[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    """Zombies are not."""
+    return _state_and_parent(pid)[0] not in ENDED
 
 
 def descendants(pid: int) -> set[int]:
     """All living processes below `pid`."""
-    parents = {child: int(_stat(child)[1]) for child in _pids()}
+    parents = {child: _state_and_parent(child)[1] for child in _pids()}
     found: set[int] = set()
     frontier = {pid}
     while frontier:
@@ -66,12 +64,15 @@ def orphaned_shared_memory() -> set[str]:
 
 
 def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and is_alive(int(name))]
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _stat(pid: int) -> list[str]:
-    """State, parent and so on: what follows the command's name."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    try:
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return state, int(parent)
 
 
 def _links(pid: int) -> Iterator[str]:
