@@ -26,7 +26,14 @@ class ModelDir(msgspec.Struct, frozen=True):
 
 
 def find_ready(model: str | None) -> ModelDir | None:
-    """The directory of `model` if nothing has to be fetched or converted first."""
+    """The directory of `model` if nothing has to be fetched or converted first. ModelLoadError if unreadable."""
+    try:
+        return _find_ready(model)
+    except OSError as error:
+        raise ModelLoadError(f"model {model!r} cannot be read ({error.strerror}); {_accepted()}") from error
+
+
+def _find_ready(model: str | None) -> ModelDir | None:
     path: Path | None
     if model is None or model == default_model.ALIAS:
         name, path = default_model.ALIAS, default_model.find()
