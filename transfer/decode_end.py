@@ -209,7 +209,9 @@ class DecodeEnd:
             return []
         self._forget(handoff, "committed")
         order = CommitBlocks(*handoff.id, first.token_id, first.chars_emitted)
-        return [Order(order), Tell(Committed(*handoff.id, handoff.last_unit_at, self._host))]
+        # Told first: the request may end with the very next step, and the runtime must know by then that it was
+        # committed. Should the runtime cancel meanwhile, the compute thread knows that a drop can cross a commit.
+        return [Tell(Committed(*handoff.id, handoff.last_unit_at, self._host)), Order(order)]
 
     def _drain(self, handoff: _Handoff, reason: str) -> list[DecodeEffect]:
         self._forget(handoff, "drained")
