@@ -11,10 +11,10 @@ from dynrt.engines.config import EngineConfig
 from dynrt.engines.native.model import Model, default_dtype, load_model
 from dynrt.engines.native.sampler import sample
 from dynrt.engines.protocol import EngineInfo, EngineRequest, LayerHook, Reservation, StepOutput, Token
-from dynrt.engines.scheduling.batch import Chunk
 from dynrt.engines.scheduling.block_pool import BlockPool
-from dynrt.engines.scheduling.limits import SchedulerLimits
+from dynrt.engines.scheduling.limits import limits_of
 from dynrt.engines.scheduling.scheduler import Batch, Scheduler
+from dynrt.engines.scheduling.work import StepWork
 from dynrt.planner.events import BlocksStored
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.messages import EngineLoad, StepTiming
@@ -43,7 +43,7 @@ class NativeEngine:
             geometry=[geometry],
         )
         self._pool = BlockPool(geometry.num_blocks, geometry.block_size)
-        self._scheduler = Scheduler(_limits(config, self._info), self._pool)
+        self._scheduler = Scheduler(limits_of(config, self._info), self._pool)
 
     @property
     def info(self) -> EngineInfo:
@@ -104,7 +104,8 @@ class NativeEngine:
         except RuntimeError as error:
             return self._scheduler.fail(batch, f"a step of {batch.num_tokens} tokens failed: {error}"), None
         tokens = self._scheduler.advance(batch, sampled)
-        return tokens, _timing(batch.chunks, time.perf_counter() - started_at)
+        duration_s = time.perf_counter() - started_at
+        return tokens, StepWork.of(batch.chunks).timing(duration_s, ended_at=time.monotonic())
 
     @torch.inference_mode()
     def _compute(self, batch: Batch, hook: LayerHook) -> list[int]:
@@ -112,16 +113,6 @@ class NativeEngine:
         grows = any(not blocks.written for blocks in batch.ready)
         logits = self._model.forward(batch.chunks, self._kv, hook.layer_written if grows else None)
         return sample(logits, [chunk.sample for chunk in batch.chunks if chunk.sample is not None])
-
-
-def _limits(config: EngineConfig, info: EngineInfo) -> SchedulerLimits:
-    return SchedulerLimits(
-        context_length=info.context_length,
-        vocab_size=info.vocab_size,
-        eos_token_ids=info.eos_token_ids,
-        max_batch_tokens=config.max_batch_tokens,
-        max_batch_requests=config.max_batch_requests,
-    )
 
 
 def _choose_device(config: EngineConfig) -> torch.device:
@@ -159,17 +150,3 @@ def _count_blocks(geometry: KvGeometry, context_length: int, device: torch.devic
         return int(free_bytes * CUDA_KV_SHARE) // block_bytes
     full_context = -(-context_length // geometry.block_size)
     return max(CPU_KV_BYTES // block_bytes, full_context)
-
-
-def _timing(chunks: list[Chunk], duration_s: float) -> StepTiming:
-    """A chunk of one token costs what a decode costs, so it counts as one."""
-    prefills = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
-    decodes = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
-    return StepTiming(
-        duration_s=duration_s,
-        ended_at=time.monotonic(),
-        prefill_tokens=sum(len(chunk.token_ids) for chunk in prefills),
-        prefill_context=sum(chunk.end**2 - chunk.start**2 for chunk in prefills),
-        decode_requests=len(decodes),
-        decode_kv_tokens=sum(chunk.end for chunk in decodes),
-    )

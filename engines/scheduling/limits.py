@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dynrt.engines.protocol import EngineRequest
+from dynrt.engines.config import EngineConfig
+from dynrt.engines.protocol import EngineInfo, EngineRequest
 from dynrt.engines.scheduling.block_pool import BlockPool
 
 
@@ -16,6 +17,17 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     eos_token_ids: frozenset[int]
     max_batch_tokens: int
     max_batch_requests: int
+
+
+def limits_of(config: EngineConfig, info: EngineInfo) -> SchedulerLimits:
+    """The limits of an engine set up like this."""
+    return SchedulerLimits(
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        eos_token_ids=info.eos_token_ids,
+        max_batch_tokens=config.max_batch_tokens,
+        max_batch_requests=config.max_batch_requests,
+    )
 
 
 def find_refusal(request: EngineRequest, limits: SchedulerLimits, pool: BlockPool) -> str | None:
