@@ -23,8 +23,8 @@ def exposed_s(group: int, send_s: float, layer_s: float, transfer_s: float, num_
 def layers_per_push(send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> int:
     """The group size of least exposed time: o cost of a send, c compute and t transfer time of a layer.
 
-    Where a layer is computed slower than it travels and the prompt is long, this is max(1, ceil(o / (c - t)));
-    where sends do not pay it is all of `num_layers`: one piece. Ties go to the smaller group.
+    Where a layer is computed slower than it travels this comes close to max(1, ceil(o / (c - t))), the smallest group
+    without a backlog; for a short prompt it is all of `num_layers`, one piece. Ties go to the smaller group.
     """
     return min(
         range(1, num_layers + 1), key=lambda group: exposed_s(group, send_s, layer_s, transfer_s, num_layers)

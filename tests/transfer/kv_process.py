@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,16 @@ from dynrt.transfer.ucx import ucx_environment
 M = TypeVar("M")
 
 DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """Stands for a CUDA event of the child: it has happened once the file exists."""
+
+    path: Path
+
+    def query(self) -> bool:
+        return self.path.exists()
 
 
 def serve(incarnation: str, geometry: KvGeometry, memory_path: str, pipe: Connection) -> None:
@@ -71,16 +82,18 @@ class KvProcess:
     def step_begins(self, ready: list[Any]) -> None:
         self._pipe.send(("step_begins", (ready,)))
 
-    def layer_written(self, layer: int) -> None:
-        self._pipe.send(("layer_written", (layer, None)))
+    def layer_written(self, layer: int, event: FileEvent | None = None) -> None:
+        self._pipe.send(("layer_written", (layer, event)))
 
-    def expect(self, kind: type[M]) -> M:
-        """The next message or order of that kind; others are kept in `said`."""
+    def expect(self, kind: type[M], handoff: tuple[bytes, int] | None = None) -> M:
+        """The next message or order of that kind, about that handoff; others are kept in `said`."""
         deadline = time.monotonic() + DEADLINE_S
+        checked = 0
         while True:
-            for index, said in enumerate(self.said):
-                if isinstance(said, kind):
+            for index, said in enumerate(self.said[checked:], checked):
+                if isinstance(said, kind) and (handoff is None or (said.key, said.epoch) == handoff):
                     return self.said.pop(index)
+            checked = len(self.said)
             assert time.monotonic() < deadline, f"no {kind.__name__}, only {self.said}"
             self.said.append(self._recv())
 

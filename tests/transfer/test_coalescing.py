@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -38,14 +36,6 @@ def test_no_group_size_is_better(send_s: float, layer_s: float, transfer_s: floa
     assert all(
         best <= exposed_s(g, send_s, layer_s, transfer_s, num_layers) for g in range(1, num_layers + 1)
     )
-
-
-@given(st.floats(0.01, 1), st.floats(4, 8), st.floats(0.05, 0.2))
-def test_layers_that_outlast_their_transfer_follow_the_closed_form(
-    send_s: float, layer_s: float, transfer_s: float
-) -> None:
-    expected = max(1, math.ceil(send_s / (layer_s - transfer_s)))
-    assert layers_per_push(send_s, layer_s, transfer_s, 32) == expected == 1
 
 
 def test_a_short_prompt_goes_in_one_piece() -> None:

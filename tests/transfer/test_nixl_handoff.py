@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from kv_process import DEADLINE_S, KvProcess, KvProcesses, connect
+from kv_process import DEADLINE_S, FileEvent, KvProcess, KvProcesses, connect
 
 from dynrt.transfer.events import (
     Arm,
@@ -93,7 +93,7 @@ def reserve(
 ) -> Arm:
     """Blocks on decode, and how the prefill end hears of them."""
     decode.post(ReservationMade(*handoff, prefill.incarnation, first_block, block_ids, 60.0))
-    reserved = decode.expect(Reserved)
+    reserved = decode.expect(Reserved, handoff)
     assert reserved.num_units == len(block_ids) * GEOMETRY.num_layers
     return Arm(*handoff, decode.incarnation, reserved.first_block, reserved.block_ids)
 
@@ -105,20 +105,19 @@ def push_once(prefill: KvProcess, decode: KvProcess) -> None:
     prefill.post(reserve(other, prefill, decode, 0, [31]))
     decode.post(FirstToken(*other, 5, 0))
     compute(prefill, [BlocksReady(*other, 0, [30], False, 1)])
-    assert prefill.expect(ReleaseBlocks) == ReleaseBlocks(*other)
-    assert prefill.expect(Sent).id == other
-    assert decode.expect(CommitBlocks) == CommitBlocks(*other, 5, 0)
-    assert decode.expect(Committed).id == other
+    assert prefill.expect(ReleaseBlocks, other) and prefill.expect(Sent, other)
+    assert decode.expect(CommitBlocks, other) and decode.expect(Committed, other)
+    for layer in range(GEOMETRY.num_layers):
+        assert decode.memory[decode.block(layer, 31)] == prefill.memory[prefill.block(layer, 30)]
 
 
 def poll_on(decode: KvProcess, lease_s: float) -> None:
     """Keep the process polling for as long as a lease lasts."""
     other = secrets.token_bytes(16), 7
     decode.post(ReservationMade(*other, "nobody", 0, [0], lease_s))
-    assert decode.expect(LeaseExpired)
+    assert decode.expect(LeaseExpired, other)
     decode.post(PeerQuiesced(*other))
-    assert decode.expect(Drained).id == other
-    assert decode.expect(ReleaseBlocks) == ReleaseBlocks(*other)
+    assert decode.expect(Drained, other) and decode.expect(ReleaseBlocks, other)
 
 
 def test_every_byte_arrives_where_it_belongs_and_nothing_else_changes(
@@ -136,11 +135,11 @@ def test_every_byte_arrives_where_it_belongs_and_nothing_else_changes(
     target = reserve(handoff, prefill, decode, 1, [30, 6, 7, 8, 11, 2])
     prefill.post(target)
     compute(prefill, [BlocksReady(*handoff, 5, [22, 5], False, 7)])
-    assert prefill.expect(ReleaseBlocks) == ReleaseBlocks(*handoff)
-    assert prefill.expect(Sent).kv_bytes == 24 * GEOMETRY.layer_block_bytes
+    assert prefill.expect(ReleaseBlocks, handoff)
+    assert prefill.expect(Sent, handoff).kv_bytes == 24 * GEOMETRY.layer_block_bytes
     decode.post(FirstToken(*handoff, token_id=42, chars_emitted=3))
-    assert decode.expect(CommitBlocks) == CommitBlocks(*handoff, 42, 3)
-    assert decode.expect(Committed).received_at <= time.monotonic()
+    assert decode.expect(CommitBlocks, handoff) == CommitBlocks(*handoff, 42, 3)
+    assert decode.expect(Committed, handoff).received_at <= time.monotonic()
     pushed = dict(zip(target.block_ids, [4, 9, 20, 21, 22, 5], strict=True))
     for layer in range(4):
         for block in range(32):
@@ -158,9 +157,9 @@ def test_a_cancel_in_mid_push_quiesces_and_drains_over_nixl_alone(
     compute(prefill, [BlocksReady(*handoff, 0, [8, 9], False, 4)])
     decode.post(CancelHandoff(*handoff, "test"))
     prefill.post(CancelHandoff(*handoff, "test"))
-    assert prefill.expect(Quiesced).clean
-    assert decode.expect(Drained).reason == "test"  # the runtime relayed nothing
-    assert prefill.expect(ReleaseBlocks) == decode.expect(ReleaseBlocks) == ReleaseBlocks(*handoff)
+    assert prefill.expect(Quiesced, handoff).clean
+    assert decode.expect(Drained, handoff).reason == "test"  # the runtime relayed nothing
+    assert prefill.expect(ReleaseBlocks, handoff) and decode.expect(ReleaseBlocks, handoff)
 
 
 def test_a_push_to_an_unknown_peer_fails_the_handoff_only(pair: Pair, handoff: tuple[bytes, int]) -> None:
@@ -168,8 +167,8 @@ def test_a_push_to_an_unknown_peer_fails_the_handoff_only(pair: Pair, handoff: t
     prefill.post(PrefillOpened(*handoff))
     prefill.post(Arm(*handoff, "nobody", 0, [0]))
     compute(prefill, [BlocksReady(*handoff, 0, [1], False, 1)])
-    assert "nobody is not connected" in prefill.expect(Quiesced).reason
-    assert prefill.expect(ReleaseBlocks) == ReleaseBlocks(*handoff)
+    assert "nobody is not connected" in prefill.expect(Quiesced, handoff).reason
+    assert prefill.expect(ReleaseBlocks, handoff)
 
 
 def test_a_peer_with_another_number_of_layers_is_refused(pair: Pair) -> None:
@@ -196,10 +195,10 @@ def test_after_a_senders_death_blocks_are_freed_only_when_its_last_bytes_are_in(
     before = bytes(decode.memory)
     decode.signal(signal.SIGCONT)
     decode.post(FencePeer(mortal.incarnation))
-    assert decode.expect(Drained) == Drained(*handoff, "prefill worker mortal prefill is dead")
+    assert decode.expect(Drained, handoff).reason == "prefill worker mortal prefill is dead"
     freed = bytes(decode.memory)
     assert pair.transports != "tcp" or freed != before, "no byte landed late: this run shows nothing"
-    assert decode.expect(ReleaseBlocks) == ReleaseBlocks(*handoff)
+    assert decode.expect(ReleaseBlocks, handoff)
     poll_on(decode, lease_s=0.3)
     assert bytes(decode.memory) == freed
 
@@ -216,9 +215,53 @@ def test_after_a_receivers_death_the_senders_blocks_come_back(pair: Pair, handof
     compute(prefill, [BlocksReady(*handoff, 0, list(range(31)), False, 32)])
     mortal.kill()
     prefill.post(FencePeer(mortal.incarnation))
-    assert prefill.expect(Quiesced).id == handoff
-    assert prefill.expect(ReleaseBlocks) == ReleaseBlocks(*handoff)
+    assert prefill.expect(Quiesced, handoff) and prefill.expect(ReleaseBlocks, handoff)
     push_once(prefill, pair.decode)  # its other peers are not disturbed
+
+
+def test_a_layer_waits_for_its_cuda_event_and_holds_up_later_ones(
+    pair: Pair, handoff: tuple[bytes, int], tmp_path: Path
+) -> None:
+    prefill, decode = pair.prefill, pair.decode
+    happened = FileEvent(tmp_path / "event")
+    prefill.post(PrefillOpened(*handoff))
+    prefill.post(reserve(handoff, prefill, decode, 0, [12]))
+    decode.post(FirstToken(*handoff, 1, 1))
+    before = {layer: decode.memory[decode.block(layer, 12)] for layer in (1, 3)}
+    prefill.step_begins([BlocksReady(*handoff, 0, [13], False, 1)])
+    for layer in range(4):
+        fill(prefill, layer, 13)
+        prefill.layer_written(layer, happened if layer == 1 else None)
+    cancel_once(prefill, decode)
+    assert all(decode.memory[decode.block(layer, 12)] == before[layer] for layer in before)
+    happened.path.touch()
+    assert prefill.expect(Sent, handoff) and prefill.expect(ReleaseBlocks, handoff)
+    assert decode.expect(Committed, handoff) and decode.expect(CommitBlocks, handoff)
+    assert decode.memory[decode.block(3, 12)] == prefill.memory[prefill.block(3, 13)]
+
+
+def cancel_once(prefill: KvProcess, decode: KvProcess) -> None:
+    """A handoff that only has to be cancelled, so that both threads surely went around several times."""
+    other = secrets.token_bytes(16), 7
+    prefill.post(PrefillOpened(*other))
+    prefill.post(reserve(other, prefill, decode, 0, [31]))
+    decode.post(CancelHandoff(*other, "test"))
+    prefill.post(CancelHandoff(*other, "test"))
+    assert prefill.expect(Quiesced, other) and prefill.expect(ReleaseBlocks, other)
+    assert decode.expect(Drained, other) and decode.expect(ReleaseBlocks, other)
+
+
+def test_a_failure_of_the_thread_is_reported(tmp_path: Path, handoff: tuple[bytes, int]) -> None:
+    processes = KvProcesses("tcp", GEOMETRY, tmp_path)
+    try:
+        worker = processes.start("broken")
+        worker.await_start()
+        worker.post(PrefillOpened(*handoff))
+        worker.step_begins([BlocksReady(*handoff, 0, [1], False, 1)])
+        worker.layer_written(2)  # before layers 0 and 1
+        assert "layer 2 came after 0 layers" in worker.expect(str)
+    finally:
+        processes.close()
 
 
 def loopback_sockets(table: str) -> list[tuple[str, str, int, str]]:

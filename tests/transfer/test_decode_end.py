@@ -1,0 +1,194 @@
+"""The decode end alone: when reserved blocks become the request's, when they are free, and what late news does."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynrt.transfer.decode_end import QUIET_S, DecodeEnd
+from dynrt.transfer.effects import DecodeEffect, Order, Tell
+from dynrt.transfer.events import (
+    CancelHandoff,
+    Committed,
+    Drained,
+    FirstToken,
+    LeaseExpired,
+    PeerQuiesced,
+    RenewLease,
+    Reserved,
+)
+from dynrt.transfer.local import CommitBlocks, ReleaseBlocks, ReservationMade
+from dynrt.transfer.notifications import SenderQuiesced, UnitsWritten
+from dynrt.transfer.units import UnitRange
+
+KEY = b"k" * 16
+ID = (KEY, 1)
+TOKEN = FirstToken(*ID, token_id=42, chars_emitted=3)
+COMMIT = Order(CommitBlocks(*ID, 42, 3))
+RELEASE = Order(ReleaseBlocks(*ID))
+ALL = UnitsWritten(*ID, UnitRange(0, 0, 2, 0, 2))
+HALF = UnitsWritten(*ID, UnitRange(0, 0, 1, 0, 2))
+
+
+def decode_end(block_ids: list[int] | None = None, lease_s: float = 30.0) -> DecodeEnd:
+    """With one reservation of two blocks in two layers, unless told otherwise."""
+    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    reserve(end, [5, 6] if block_ids is None else block_ids, lease_s)
+    return end
+
+
+def reserve(end: DecodeEnd, block_ids: list[int], lease_s: float = 30.0) -> list[DecodeEffect]:
+    return end.reserved(ReservationMade(*ID, "peer", 3, block_ids, lease_s), now=1.0)
+
+
+def drained(reason: str) -> list[DecodeEffect]:
+    return [RELEASE, Tell(Drained(*ID, reason))]
+
+
+def test_a_reservation_is_answered_with_its_target_and_its_units() -> None:
+    end = DecodeEnd(num_ranks=2, num_layers=2, host="here")
+    assert reserve(end, [5, 6]) == [Tell(Reserved(*ID, 3, [5, 6], num_units=8))]
+
+
+@pytest.mark.parametrize("token_first", [True, False])
+def test_it_commits_on_the_last_unit_and_the_first_token_in_either_order(token_first: bool) -> None:
+    end = decode_end()
+    end.notified(HALF, now=2.0)
+    committed = [Tell(Committed(*ID, received_at=4.0, host="here")), COMMIT]
+    if token_first:
+        assert end.first_token(TOKEN) == []
+        assert end.notified(ALL, now=4.0) == committed
+    else:
+        assert end.notified(ALL, now=4.0) == []
+        assert end.notified(HALF, now=5.0) == []  # nothing new: not received then
+        assert end.first_token(TOKEN) == committed
+    assert end.num_open == 0
+
+
+def test_a_full_hit_commits_on_the_first_token_alone() -> None:
+    end = decode_end(block_ids=[])
+    assert end.first_token(TOKEN) == [Tell(Committed(*ID, received_at=1.0, host="here")), COMMIT]
+
+
+def test_a_first_token_before_the_reservation_is_kept() -> None:
+    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    assert end.first_token(TOKEN) == []
+    reserved, *commit = reserve(end, [])
+    assert reserved == Tell(Reserved(*ID, 3, [], 0))
+    assert commit == [Tell(Committed(*ID, 1.0, "here")), COMMIT]
+
+
+def test_a_cancel_frees_only_when_the_peer_is_quiet() -> None:
+    end = decode_end()
+    assert end.cancel(CancelHandoff(*ID, "gone")) == []
+    assert end.first_token(TOKEN) == [] and end.notified(HALF, 2.0) == []
+    assert end.peer_quiesced(PeerQuiesced(*ID), 3.0) == drained("gone")
+    assert end.peer_quiesced(PeerQuiesced(*ID), 3.0) == []
+
+
+def test_a_cancel_frees_when_the_last_unit_has_come() -> None:
+    end = decode_end()
+    end.cancel(CancelHandoff(*ID, "gone"))
+    assert end.notified(ALL, 2.0) == drained("gone")
+
+
+def test_a_cancel_frees_at_once_if_nothing_can_be_in_flight() -> None:
+    end = decode_end()
+    end.notified(ALL, 2.0)
+    assert end.cancel(CancelHandoff(*ID, "gone")) == drained("gone")
+
+
+def test_a_cancel_after_the_commit_is_left_to_the_engine() -> None:
+    end = decode_end(block_ids=[])
+    end.first_token(TOKEN)
+    assert end.cancel(CancelHandoff(*ID, "gone")) == []
+
+
+def test_a_cancel_before_the_reservation_gives_it_back_unannounced() -> None:
+    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    end.first_token(TOKEN)
+    assert end.cancel(CancelHandoff(*ID, "gone")) == [Tell(Drained(*ID, "gone"))]
+    assert reserve(end, [5, 6]) == [RELEASE]
+    assert end.first_token(TOKEN) == [] and end.num_open == 0
+
+
+def test_a_peer_that_stops_early_fails_the_handoff() -> None:
+    end = decode_end()
+    stopped = SenderQuiesced(*ID, clean=True)
+    assert end.notified(stopped, 2.0) == drained("the prefill end stopped before it had sent all")
+
+
+def test_a_peer_that_stops_after_all_has_come_changes_nothing() -> None:
+    end = decode_end()
+    end.notified(ALL, 2.0)
+    assert end.peer_quiesced(PeerQuiesced(*ID), 3.0) == []
+    assert COMMIT in end.first_token(TOKEN)
+
+
+def quiet_at(end: DecodeEnd, since: float) -> list[DecodeEffect]:
+    """Poll until it drains, checking that this takes three polls and the quiet time."""
+    assert end.polled(since) == end.polled(since + QUIET_S / 2) == end.polled(since + QUIET_S * 0.9) == []
+    return end.polled(since + QUIET_S * 1.1)
+
+
+def test_after_a_fence_it_polls_until_quiet() -> None:
+    end = decode_end()
+    end.fence("another", 2.0)
+    end.fence("peer", 2.0)
+    assert end.polled(2.0 + QUIET_S) == []  # quiet for long enough, but polled once
+    assert end.notified(HALF, 2.5) == []  # late bytes: the wait begins again
+    assert quiet_at(end, 2.5) == drained("prefill worker peer is dead")
+
+
+def test_after_an_unclean_stop_it_polls_until_quiet() -> None:
+    end = decode_end()
+    end.cancel(CancelHandoff(*ID, "gone"))
+    assert end.peer_quiesced(PeerQuiesced(*ID, clean=False), 2.0) == []
+    assert end.peer_quiesced(PeerQuiesced(*ID, clean=True), 2.0) == []
+    assert quiet_at(end, 2.0) == drained("gone")
+
+
+def test_three_polls_are_not_enough_without_the_time() -> None:
+    end = decode_end()
+    end.fence("peer", 2.0)
+    assert [effect for poll in range(50) for effect in end.polled(2.0 + poll / 1000)] == []
+
+
+def test_a_fence_after_the_last_unit_changes_nothing() -> None:
+    end = decode_end()
+    end.notified(ALL, 2.0)
+    end.fence("peer", 2.0)
+    assert COMMIT in end.first_token(TOKEN)
+
+
+def test_what_arrives_late_after_a_fence_never_commits() -> None:
+    end = decode_end()
+    end.first_token(TOKEN)
+    end.fence("peer", 2.0)
+    assert end.notified(ALL, 2.0) == []
+    assert quiet_at(end, 2.0) == drained("prefill worker peer is dead")
+
+
+def test_a_reservation_for_a_peer_that_died_meanwhile_is_given_back() -> None:
+    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    end.fence("peer", 0.5)
+    assert reserve(end, [5, 6]) == drained("prefill worker peer is dead")
+
+
+def test_an_expired_lease_starts_a_cancel_and_frees_nothing() -> None:
+    end = decode_end(lease_s=10.0)
+    assert end.polled(10.9) == []
+    assert end.polled(11.0) == [Tell(LeaseExpired(*ID))]
+    assert end.polled(1000.0) == [] and end.num_open == 1
+    assert end.peer_quiesced(PeerQuiesced(*ID), 1000.0) == drained("the lease expired")
+
+
+def test_a_renewed_lease_does_not_expire() -> None:
+    end = decode_end(lease_s=10.0)
+    end.renew(RenewLease([ID, (b"x" * 16, 1)], 10.0), now=9.0)
+    assert end.polled(18.9) == []
+    assert end.polled(19.0) == [Tell(LeaseExpired(*ID))]
+
+
+def test_units_of_unknown_handoffs_are_dropped() -> None:
+    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    assert end.notified(ALL, 1.0) == [] and end.num_open == 0

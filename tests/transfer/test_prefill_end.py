@@ -1,0 +1,189 @@
+"""The prefill end alone: what it posts, when it lets go of source blocks, and what late messages do."""
+
+from __future__ import annotations
+
+from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
+from dynrt.transfer.events import Arm, CancelHandoff, Quiesced, Sent
+from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
+from dynrt.transfer.notifications import SenderQuiesced, decode
+from dynrt.transfer.prefill_end import MAX_WRITE_BYTES, PrefillEnd, Write
+from dynrt.transfer.units import UnitRange
+
+NUM_LAYERS = 3
+BLOCK_BYTES = 100
+KEY = b"k" * 16
+ID = (KEY, 1)
+RELEASE = Order(ReleaseBlocks(*ID))
+
+
+def prefill_end(num_ranks: int = 1, layer_block_bytes: int = BLOCK_BYTES) -> PrefillEnd:
+    end = PrefillEnd(num_ranks, NUM_LAYERS, layer_block_bytes)
+    assert end.opened(PrefillOpened(*ID)) == []
+    return end
+
+
+def ready(first_block: int, block_ids: list[int], num_blocks: int, *, written: bool = False) -> BlocksReady:
+    return BlocksReady(*ID, first_block, block_ids, written, num_blocks)
+
+
+def write_layers(end: PrefillEnd) -> list[PrefillEffect]:
+    return [effect for layer in range(NUM_LAYERS) for effect in end.layer_written(layer, float(layer))]
+
+
+def writes(end: PrefillEnd) -> list[Write]:
+    """All that may be posted now."""
+    posted = []
+    while (write := end.next_write()) is not None:
+        end.write_posted(write, 0.25)
+        posted.append(write)
+    return posted
+
+
+def finish(end: PrefillEnd, posted: list[Write]) -> list[PrefillEffect]:
+    return [effect for write in posted for effect in end.write_done(write, 0.5)]
+
+
+def test_layers_wait_for_the_target_and_then_go_in_one_piece() -> None:
+    end = prefill_end()
+    end.step_begins([ready(0, [7, 8], 2)])
+    write_layers(end)
+    assert writes(end) == []
+    end.arm(Arm(*ID, "peer", 0, [3, 4]))
+    assert writes(end) == [Write(ID, "peer", UnitRange(0, 0, 3, 0, 2), [7, 8], [3, 4], 6 * BLOCK_BYTES)]
+
+
+def test_with_a_target_each_layer_goes_when_it_is_written() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1)])
+    assert writes(end) == []
+    for layer in range(NUM_LAYERS):
+        end.layer_written(layer, float(layer))
+        assert [write.units for write in writes(end)] == [UnitRange(0, layer, 1, 0, 1)]
+
+
+def test_a_prefix_hit_goes_before_what_is_computed_and_what_decode_holds_is_not_sent() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 1, [30, 31, 32]))
+    end.step_begins([ready(0, [10, 11], 4, written=True), ready(2, [12, 13], 4)])
+    (hit,) = writes(end)
+    assert (hit.units, hit.source_ids, hit.target_ids) == (UnitRange(0, 0, 3, 0, 1), [11], [30])
+    end.layer_written(0, 0.0)
+    (first,) = writes(end)
+    assert (first.units, first.source_ids, first.target_ids) == (UnitRange(0, 0, 1, 1, 2), [12, 13], [31, 32])
+
+
+def test_every_rank_pushes_its_own_part() -> None:
+    end = prefill_end(num_ranks=2)
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1, written=True)])
+    assert [write.units.rank for write in writes(end)] == [0, 1]
+
+
+def test_a_write_is_cut_so_that_it_does_not_keep_the_thread() -> None:
+    end = prefill_end(layer_block_bytes=MAX_WRITE_BYTES)
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1, written=True)])
+    assert [write.units.num_layers for write in writes(end)] == [1, 1, 1]
+
+
+def test_sent_and_released_when_the_last_write_is_done_and_not_before() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3, 4]))
+    end.step_begins([ready(0, [7], 2)])
+    write_layers(end)
+    assert finish(end, writes(end)) == []  # the second block is still to come
+    end.step_begins([ready(1, [8], 2)])
+    write_layers(end)
+    *others, last = writes(end)
+    assert finish(end, others) == []
+    sent = Sent(*ID, kv_bytes=600, num_writes=2, post_s=0.5, link_s=1.0)
+    assert finish(end, [last]) == [RELEASE, Tell(sent)]
+    assert end.num_open == 0
+
+
+def test_a_full_hit_on_decode_is_sent_once_the_prompt_is_computed() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 1, []))
+    assert end.step_begins([ready(0, [7], 1)]) == []
+    assert write_layers(end) == [RELEASE, Tell(Sent(*ID, 0, 0, 0.0, 0.0))]
+
+
+def test_blocks_announced_again_after_a_preemption_are_not_pushed_again() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3, 4, 5]))
+    end.step_begins([ready(0, [7, 8], 3)])
+    write_layers(end)
+    finish(end, writes(end))
+    end.step_begins([ready(0, [17, 18, 19], 3)])
+    write_layers(end)
+    (again,) = writes(end)
+    assert (again.source_ids, again.target_ids) == ([19], [5])
+
+
+def test_a_cancel_posts_nothing_more_and_waits_for_what_was_posted() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1)])
+    end.layer_written(0, 0.0)
+    posted = writes(end)
+    assert end.cancel(CancelHandoff(*ID, "gone")) == []
+    end.layer_written(1, 1.0)
+    assert writes(end) == []
+    notify, release, tell = finish(end, posted)
+    assert isinstance(notify, Notify) and notify.peer == "peer"
+    assert decode(notify.notification) == SenderQuiesced(*ID, clean=True)
+    assert (release, tell) == (RELEASE, Tell(Quiesced(*ID, "gone")))
+
+
+def test_a_failed_write_quiesces_uncleanly_when_the_others_are_done() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1)])
+    end.layer_written(0, 0.0)
+    end.layer_written(1, 1.0)
+    first, *rest = [*writes(end), None]
+    assert first is not None and rest == [None]
+    end.layer_written(2, 2.0)
+    (second,) = writes(end)
+    assert end.write_failed(first, "reset") == []
+    notify, release, tell = end.write_done(second, 0.5)
+    assert isinstance(notify, Notify) and decode(notify.notification) == SenderQuiesced(*ID, clean=False)
+    assert (release, tell) == (RELEASE, Tell(Quiesced(*ID, "reset", clean=False)))
+
+
+def test_a_fence_waits_for_nothing() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1, written=True)])
+    posted = writes(end)
+    assert end.fence("another") == []
+    assert end.fence("peer") == [RELEASE, Tell(Quiesced(*ID, "decode worker peer is dead"))]
+    assert finish(end, posted) == [] and end.write_failed(posted[0], "late") == []
+
+
+def test_a_target_of_another_length_than_the_prompt_stops_the_handoff() -> None:
+    end = prefill_end()
+    end.step_begins([ready(0, [7], 2)])
+    *_, tell = end.arm(Arm(*ID, "peer", 0, [3]))
+    reason = "the prompt has 2 blocks, decode reserved up to 1"
+    assert tell == Tell(Quiesced(*ID, reason))
+
+
+def test_a_cancel_before_all_else_keeps_everything_late_from_opening_the_handoff() -> None:
+    end = PrefillEnd(1, NUM_LAYERS, BLOCK_BYTES)
+    assert end.cancel(CancelHandoff(*ID, "gone")) == [Tell(Quiesced(*ID, "gone"))]
+    assert end.opened(PrefillOpened(*ID)) == [RELEASE]
+    assert end.arm(Arm(*ID, "peer", 0, [3])) == []
+    assert end.step_begins([ready(0, [7], 1)]) == [RELEASE]
+    assert write_layers(end) == [] and writes(end) == [] and end.num_open == 0
+    assert end.cancel(CancelHandoff(*ID, "again")) == [Tell(Quiesced(*ID, "again"))]
+
+
+def test_an_arm_before_the_prompt_is_opened_counts() -> None:
+    end = PrefillEnd(1, NUM_LAYERS, BLOCK_BYTES)
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.arm(Arm(*ID, "peer", 0, [9]))  # told twice: the first counts
+    end.opened(PrefillOpened(*ID))
+    end.step_begins([ready(0, [7], 1, written=True)])
+    assert [write.target_ids for write in writes(end)] == [[3]]
