@@ -68,6 +68,7 @@ class Dispatcher:
         self._supervisor = supervisor
         self._metrics = metrics
         self._group = group
+        self._watches: set[asyncio.Task[None]] = set()
         self._attempts: dict[tuple[bytes, int], Attempt] = {}
         self._change = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -168,7 +169,15 @@ class Dispatcher:
             return  # it has ended since it wrote to us
         self._fleet.register(worker_id, register, process, self._now())
         if process is not None:
-            self._group.create_task(self._supervisor.watch(worker_id, process), name=f"watch {worker_id}")
+            watch = self._supervisor.watch(worker_id, process)
+            task = self._group.create_task(watch, name=f"watch {worker_id}")
+            self._watches.add(task)
+            task.add_done_callback(self._watches.discard)
+
+    def stop_watching(self) -> None:
+        """Engines that joined outlive this runtime: nobody may wait for their end."""
+        for task in self._watches:
+            task.cancel()
 
     def _on_sent(self, prefill: str, sent: Sent) -> None:
         self._metrics.kv_bytes_pushed.inc(sent.kv_bytes)

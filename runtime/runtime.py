@@ -173,6 +173,7 @@ class Runtime:
             if self._supervisor.slot_of(worker.register.spawn_token) is not None:
                 self._dispatcher.tell(worker.incarnation, Shutdown())  # one that joined outlives us
         self._dispatcher.end_requests(OverloadedError("the runtime has ended; send the request elsewhere"))
+        self._dispatcher.stop_watching()
         self._transfers.stop()
         for task in self._tasks:
             task.cancel()

@@ -28,6 +28,9 @@ class Process(Protocol):
     def kill(self) -> None:
         """End it and everything it started, now."""
 
+    def release(self) -> None:
+        """Watch it no longer, and let it run."""
+
 
 class Spawner(Protocol):
     """Starts engine processes that register at `address` with `spawn_token`."""
@@ -55,11 +58,18 @@ class PidfdProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def release(self) -> None:
+        if not self._ended.done():
+            self._ended.cancel()
+            self._close()
+
     def _on_end(self) -> None:
+        self._close()
+        self._ended.set_result(self._status())
+
+    def _close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        if not self._ended.done():
-            self._ended.set_result(self._status())
 
     def _status(self) -> int:
         return 0  # not our child: its status is not ours to know

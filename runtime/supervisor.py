@@ -76,10 +76,13 @@ class Supervisor(Actor[Kill]):
             return None
 
     async def watch(self, worker_id: str, process: Process) -> None:
-        """Until that adopted engine has ended."""
+        """Until that adopted engine has ended; cancelled, it lets it run."""
         self._adopted[worker_id] = process
-        status = await process.exited()
-        del self._adopted[worker_id]
+        try:
+            status = await process.exited()
+        finally:
+            del self._adopted[worker_id]
+            process.release()
         self._on_exit(worker_id, status)
 
     async def receive(self, message: Kill) -> None:

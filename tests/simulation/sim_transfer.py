@@ -1,0 +1,212 @@
+"""The transfer thread of a simulated engine: the real ends of the handoff around writes that take virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+
+from sim_memory import GEOMETRY, NUM_LAYERS, SimMemory
+
+from dynrt.transfer import notifications
+from dynrt.transfer.decode_end import DecodeEnd
+from dynrt.transfer.effects import DecodeEffect, Notify, Order, PrefillEffect, Tell
+from dynrt.transfer.events import (
+    Arm,
+    CancelHandoff,
+    ConnectPeer,
+    FencePeer,
+    FirstToken,
+    FromDecodeEnd,
+    FromPrefillEnd,
+    PeerConnected,
+    PeerQuiesced,
+    RenewLease,
+    ToDecodeEnd,
+    ToPrefillEnd,
+)
+from dynrt.transfer.local import BlocksReady, PrefillOpened, ReservationMade, ToCompute
+from dynrt.transfer.prefill_end import PrefillEnd, Write
+
+POLL_S = 0.02
+WRITE_S = (0.0002, 0.05)  # a write's way; bytes of a dead sender land within the longest
+NOTICE_S = (0.0001, 0.003)
+CONNECT_S = (0.001, 0.05)
+
+
+class SimFabric:
+    """Which engines are there to write to."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.engines: dict[str, SimTransfer] = {}
+
+    def after(self, span_s: tuple[float, float], call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(self.random.uniform(*span_s), call)
+
+
+class SimTransfer:
+    """`is_running` says whether this engine's threads still do anything; its memory is there until it is dead."""
+
+    def __init__(
+        self,
+        incarnation: str,
+        memory: SimMemory,
+        fabric: SimFabric,
+        tell: Callable[[FromPrefillEnd | FromDecodeEnd], None],
+        order: Callable[[ToCompute], None],
+        is_running: Callable[[], bool],
+        trace: Callable[[str], None],
+    ) -> None:
+        self.incarnation = incarnation
+        self._memory = memory
+        self._fabric = fabric
+        self._tell = tell
+        self._order = order
+        self._is_running = is_running
+        self._trace = trace
+        self._prefill = PrefillEnd(1, NUM_LAYERS, GEOMETRY.layer_block_bytes)
+        self._decode = DecodeEnd(1, NUM_LAYERS, host="simulated")
+        self._is_polling = False
+        fabric.engines[incarnation] = self
+
+    @property
+    def open_handoffs(self) -> int:
+        return self._prefill.num_open + self._decode.num_open
+
+    def died(self) -> None:
+        del self._fabric.engines[self.incarnation]
+
+    # --- from compute -----------------------------------------------------------------------------
+
+    def step_begins(self, ready: list[BlocksReady]) -> None:
+        self._do(self._prefill.step_begins(ready))
+
+    def layer_written(self, layer: int) -> None:
+        self._do(self._prefill.layer_written(layer, self._now()))
+        self._post_writes()
+
+    def post(self, event: ToPrefillEnd | ToDecodeEnd | PrefillOpened | ReservationMade) -> None:
+        match event:
+            case PrefillOpened():
+                self._do(self._prefill.opened(event))
+            case ReservationMade():
+                self._do(self._decode.reserved(event, self._now()))
+                self._trace("reserved")
+            case Arm():
+                self._do(self._prefill.arm(event))
+                self._trace("armed")
+            case FirstToken():
+                self._do(self._decode.first_token(event))
+                self._trace("first token known")
+            case RenewLease():
+                self._decode.renew(event, self._now())
+            case PeerQuiesced():
+                self._do(self._decode.peer_quiesced(event, self._now()))
+            case CancelHandoff():
+                self._cancel(event)
+                self._trace("handoff cancelled")
+            case FencePeer(incarnation):
+                self._do(self._prefill.fence(incarnation))
+                self._decode.fence(incarnation, self._now())
+            case ConnectPeer(will_push=will_push):
+                if will_push:
+                    self._fabric.after(CONNECT_S, lambda: self._connected(event.incarnation))
+        self._post_writes()
+        self._keep_polling()
+
+    def _cancel(self, event: CancelHandoff) -> None:
+        """As the transfer thread does it: the end that knows the handoff answers, both if none does."""
+        prefill_knows, decode_knows = self._prefill.knows(event.id), self._decode.knows(event.id)
+        if prefill_knows or not decode_knows:
+            self._do(self._prefill.cancel(event))
+        if decode_knows or not prefill_knows:
+            self._do(self._decode.cancel(event))
+
+    def _connected(self, peer: str) -> None:
+        if self._is_running():
+            error = None if peer in self._fabric.engines else f"{peer} does not answer"
+            self._tell(PeerConnected(peer, error))
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def _post_writes(self) -> None:
+        while self._is_running() and (write := self._prefill.next_write()) is not None:
+            self._prefill.write_posted(write, 1e-5)
+            self._post(write)
+            self._trace("write posted")
+
+    def _post(self, write: Write) -> None:
+        layers = range(write.units.first_layer, write.units.first_layer + write.units.num_layers)
+        content = [
+            (target, layer, self._memory.read(write.id, source, layer))
+            for source, target in zip(write.source_ids, write.target_ids, strict=True)
+            for layer in layers
+        ]
+        posted_at = self._now()
+
+        def land() -> None:
+            peer = self._fabric.engines.get(write.peer)
+            if peer is not None:
+                peer.write_lands(write, content)
+            self._fabric.after(NOTICE_S, lambda: self._write_ended(write, posted_at, peer is not None))
+
+        self._fabric.after(WRITE_S, land)
+
+    def write_lands(self, write: Write, content: list[tuple[int, int, int | None]]) -> None:
+        """Memory changes whatever this engine's threads do; they hear of it at their next poll."""
+        for block_id, layer, value in content:
+            assert value is not None, "a block was pushed before it was written"
+            self._memory.write(write.id, block_id, layer, value)
+        packed = notifications.encode_written(*write.id, write.units)
+        self._fabric.after(NOTICE_S, lambda: self.notified(packed))
+
+    def notified(self, packed: bytes) -> None:
+        if self._is_running():
+            self._do(self._decode.notified(notifications.decode(packed), self._now()))
+            self._trace("units counted")
+
+    def _write_ended(self, write: Write, posted_at: float, is_done: bool) -> None:
+        if not self._is_running():
+            return
+        if is_done:
+            self._do(self._prefill.write_done(write, self._now() - posted_at))
+        else:
+            self._do(self._prefill.write_failed(write, f"{write.peer} does not answer"))
+        self._trace("write ended")
+        self._post_writes()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _keep_polling(self) -> None:
+        if self._decode.num_open and not self._is_polling:
+            self._is_polling = True
+            asyncio.get_running_loop().call_later(POLL_S, self._poll)
+
+    def _poll(self) -> None:
+        self._is_polling = False
+        if self._is_running():
+            self._do(self._decode.polled(self._now()))
+            self._keep_polling()
+
+    def _do(self, effects: Sequence[PrefillEffect] | Sequence[DecodeEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Tell(message):
+                    self._tell(message)
+                case Order(order):
+                    self._order(order)
+                case Notify():
+                    self._notify(effect)
+
+    def _notify(self, effect: Notify) -> None:
+        def arrive() -> None:
+            peer = self._fabric.engines.get(effect.peer)
+            if peer is not None:
+                peer.notified(effect.notification)
+
+        self._fabric.after(NOTICE_S, arrive)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
