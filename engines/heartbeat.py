@@ -43,8 +43,10 @@ class HeartbeatThread:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self, interval_s: float) -> None:
+        """Or go on at another interval: each runtime that this engine registers with has its own."""
         self._interval_s = interval_s
-        self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
         self._stopping.set()

@@ -107,6 +107,19 @@ class Runtime:
             self._channel.close()
             self._offload.close()
 
+    async def engine_joined(self) -> None:
+        """Until there is an engine: at once, unless all of them join by themselves. Raises ConfigError."""
+        limit_s = self._config.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while not len(self._fleet):
+                    await self._dispatcher.changed()
+        except TimeoutError:
+            raise ConfigError(
+                f"no engine has joined {self._channel.address} within {limit_s:g} s; "
+                "start one with `dynrt engine --join`"
+            ) from None
+
     def drain(self) -> None:
         """Take no new requests; those under way go on."""
         self._draining = True

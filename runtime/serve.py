@@ -7,9 +7,10 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 from dynrt.runtime.config import RuntimeConfig
-from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.errors import ConfigError, NoWorkerError
 from dynrt.runtime.http.server import HttpServer
 from dynrt.runtime.logs import set_up_logs
 from dynrt.runtime.messages import SamplingParams
@@ -61,7 +62,7 @@ async def _serve(config: RuntimeConfig, host: str, port: int) -> int:
     await server.start(host, port)  # first of all: a port in use is told before a model is loaded
     try:
         async with runtime:
-            await _probe(runtime)
+            await _serves(runtime)
             print(f"dynrt serves {runtime.models()[0].name} at {server.url}", flush=True)
             await stop.first()
             log.info("draining", extra={"limit_s": DRAIN_S})
@@ -73,6 +74,14 @@ async def _serve(config: RuntimeConfig, host: str, port: int) -> int:
     finally:
         await server.stop(0.0)
     return 0
+
+
+async def _serves(runtime: Runtime) -> None:
+    """Until the first request has succeeded; an engine that is lost over it is waited for again."""
+    while True:
+        await runtime.engine_joined()
+        with suppress(NoWorkerError):
+            return await _probe(runtime)
 
 
 async def _probe(runtime: Runtime) -> None:
