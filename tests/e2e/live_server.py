@@ -190,8 +190,8 @@ async def command(
 
 @asynccontextmanager
 async def serving(log: Path, *arguments: object, **options: Any) -> AsyncIterator[Command]:
-    """`dynrt serve --port 0 ARGUMENTS…`, ready."""
-    async with command(log, "serve", "--port", 0, *arguments, **options) as server:
+    """`dynrt serve --port 0 --dtype float32 ARGUMENTS…`, ready: its greedy answers do not depend on batching."""
+    async with command(log, "serve", "--port", 0, "--dtype", "float32", *arguments, **options) as server:
         await server.ready()
         yield server
 
