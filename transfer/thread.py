@@ -105,9 +105,7 @@ class TransferThread:
         self._on_failure = on_failure
         self._trace = trace
         self._inbox: deque[tuple[Event, float]] = deque()
-        self._steps: deque[_Stamped] = (
-            deque()
-        )  # a layer whose CUDA event has not happened holds up what follows
+        self._steps: deque[_Stamped] = deque()  # a layer whose CUDA event is still to come holds up the rest
         self._posted: list[_Posted] = []
         self._has_more = False  # the last turn posted a write, and there may be another
         self._connect_until = 0.0
@@ -141,6 +139,8 @@ class TransferThread:
         self._stopping = True
         os.eventfd_write(self._wakeup, 1)
         self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            os.close(self._wakeup)
 
     def post(self, event: Event) -> None:
         self._inbox.append((event, time.monotonic()))

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from dynrt.transfer.events import ConnectPeer
 from dynrt.transfer.layout import KvGeometry, KvRegion
@@ -90,9 +90,9 @@ class KvProcess:
         deadline = time.monotonic() + DEADLINE_S
         checked = 0
         while True:
-            for index, said in enumerate(self.said[checked:], checked):
-                if isinstance(said, kind) and (handoff is None or (said.key, said.epoch) == handoff):
-                    return self.said.pop(index)
+            for index in range(checked, len(self.said)):
+                if _is_about(self.said[index], kind, handoff):
+                    return cast(M, self.said.pop(index))
             checked = len(self.said)
             assert time.monotonic() < deadline, f"no {kind.__name__}, only {self.said}"
             self.said.append(self._recv())
@@ -126,6 +126,10 @@ class KvProcess:
     def _recv(self) -> Any:
         assert self._pipe.poll(DEADLINE_S), f"{self.incarnation} says nothing; so far {self.said}"
         return self._pipe.recv()
+
+
+def _is_about(said: Any, kind: type[Any], handoff: tuple[bytes, int] | None) -> bool:
+    return isinstance(said, kind) and (handoff is None or (said.key, said.epoch) == handoff)
 
 
 class KvProcesses:
