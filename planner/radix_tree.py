@@ -151,7 +151,7 @@ class RadixTree:
                     depth += common
                     position += common * self.block_bytes
                 else:
-                    edge = self._split(edge, inside)
+                    edge = self._part(edge, inside)
                 continue
             below = self._child(edge, tokens, position)
             if below is None:
@@ -219,6 +219,13 @@ class RadixTree:
         if parent.children is None:
             parent.children = {}
         parent.children[child.tokens[: self.block_bytes]] = child
+
+    def _part(self, edge: Edge, at: int) -> Edge:
+        """Make an edge end behind its first `at` blocks, because another path goes on from there."""
+        if edge.children is None and edge.num_used() <= at:
+            self._truncate(edge, at)  # the rest was only not given back yet
+            return edge
+        return self._split(edge, at)
 
     def _split(self, lower: Edge, at: int) -> Edge:
         """Cut an edge behind its first `at` blocks; the new, upper part. The lower one stays the same object."""

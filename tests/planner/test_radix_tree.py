@@ -114,6 +114,14 @@ def test_the_end_of_a_leaf_that_nobody_holds_is_given_back() -> None:
     assert tree.is_empty
 
 
+def test_an_end_that_nobody_holds_makes_no_branch() -> None:
+    tree = new_tree()
+    edge = tree.insert(tree.root, 0, path(1, 2, 3), A)
+    tree.drop(edge, 2, 1, A)
+    tree.insert(edge, 2, path(4), A)
+    assert [leaf.tokens for leaf in edges(tree)] == [path(1, 2, 4)]
+
+
 paths = st.lists(st.integers(1, 2), min_size=1, max_size=6).map(lambda blocks: path(*blocks))
 
 
