@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 
+from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.messages import Role
+
+
+class SimConfig(msgspec.Struct, frozen=True):
+    """What a `sim` engine pretends to be. Raises ConfigError for a speedup that is no speed."""
+
+    profile: str = "llama-3.1-8b@h100"  # MODEL@GPU, "dynamo-mocker", or a JSON file: engines.sim.profile
+    speedup: float = 1.0  # modelled seconds that pass in one second
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.speedup) and self.speedup > 0):
+            raise ConfigError(f"--speedup is {self.speedup:g}; it must be a number above 0")
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -23,4 +36,5 @@ class EngineConfig(msgspec.Struct, frozen=True):
     block_size: int = 32
     max_batch_tokens: int = 512  # tokens computed in one step, and so the longest chunk of a prompt
     max_batch_requests: int = 64
+    sim: SimConfig = SimConfig()  # read where kind is "sim"
     transfer_trace: str | None = None  # file to which the transfer thread writes its trace

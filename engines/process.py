@@ -35,7 +35,11 @@ def open_engine(config: EngineConfig) -> Engine:
         from dynrt.engines.native.engine import NativeEngine
 
         return NativeEngine(config)
-    raise ConfigError(f"--engine is {config.kind!r}; this build has: native")
+    if config.kind == "sim":
+        from dynrt.engines.sim.engine import SimEngine
+
+        return SimEngine(config)
+    raise ConfigError(f"--engine is {config.kind!r}; this build has: native, sim")
 
 
 class EngineProcess:
