@@ -53,7 +53,11 @@ class ZmqChannel:
         # An engine that reconnects under its identity takes over from its own dead connection.
         self._socket.set(zmq.ROUTER_HANDOVER, 1)
         self._socket.set(zmq.LINGER, 0)
-        self._address = self._bind(self._requested)
+        try:
+            self._address = self._bind(self._requested)
+        except ConfigError:
+            self._socket.close(0)  # `close` would wait for it for ever
+            raise
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
         self._drain()
@@ -136,16 +140,19 @@ class ZmqChannel:
 
     def _drain_soon(self) -> None:
         if self._redrain is None:
-            self._redrain = self._loop.call_soon(self._drain)
+            self._redrain = self._loop.call_soon(self._drain_again)
+
+    def _drain_again(self) -> None:
+        self._redrain = None
+        self._drain()
 
     def _drain(self) -> None:
-        self._redrain = None
         for _ in range(DRAIN_BATCH):
             try:
-                identity, payload = self._socket.recv_multipart(zmq.NOBLOCK)
+                identity, *payload = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._receive(identity, payload)
+            self._receive(identity, b"".join(payload))
         self._drain_soon()
 
     def _receive(self, identity: bytes, payload: bytes) -> None:

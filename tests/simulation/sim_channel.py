@@ -55,7 +55,9 @@ class Pipe:
 class Connection:
     """An engine's end of the control socket."""
 
-    def __init__(self, random: Random, to_engine: Callable[[ToEngine], None], to_runtime: Callable[[bytes], None]):
+    def __init__(
+        self, random: Random, to_engine: Callable[[ToEngine], None], to_runtime: Callable[[bytes], None]
+    ):
         self.to_engine = Pipe(random, lambda payload: to_engine(decode_to_engine(payload)))
         self.to_runtime = Pipe(random, to_runtime)
 

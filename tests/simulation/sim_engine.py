@@ -49,14 +49,23 @@ from dynrt.runtime.messages import (
     unpack_ids,
 )
 from dynrt.transfer.events import CancelHandoff, FirstToken, ReserveRefused
-from dynrt.transfer.local import BlocksReady, CommitBlocks, PrefillOpened, ReleaseBlocks, ReservationMade, ToCompute
+from dynrt.transfer.local import (
+    BlocksReady,
+    CommitBlocks,
+    PrefillOpened,
+    ReleaseBlocks,
+    ReservationMade,
+    ToCompute,
+)
 
 CONTEXT_LENGTH = 1024
 CHUNK_TOKENS = 64
 REGISTER_AGAIN_S = 1.0
 EXIT_NOTICE_S = (0.0, 0.002)
 
-Harm = Literal["crash", "hang", "stall"]  # ends; does nothing any more; is stuck in a step, but its heart beats
+Harm = Literal[
+    "crash", "hang", "stall"
+]  # ends; does nothing any more; is stuck in a step, but its heart beats
 
 
 def next_token(token_ids: Sequence[int]) -> int:
@@ -153,7 +162,9 @@ class SimEngine:
         self._prefilling: deque[Job] = deque()
         self._decoding: dict[HandoffId, Job] = {}
         self._reserved: dict[HandoffId, Job] = {}
-        self._sources: dict[HandoffId, list[int]] = {}  # blocks of prompts that are or were computed for a handoff
+        self._sources: dict[
+            HandoffId, list[int]
+        ] = {}  # blocks of prompts that are or were computed for a handoff
         self._pins: set[HandoffId] = set()
         self._dropped: set[HandoffId] = set()
         self._replies: dict[HandoffId, _Reply] = {}
@@ -311,14 +322,18 @@ class SimEngine:
         if submit.purpose == "reserve":
             self._awaiting_first[submit.key, submit.epoch] = submit
         else:
-            self._replies[submit.key, submit.epoch] = _Reply(unpack_ids(submit.output_ids), submit.chars_emitted)
+            self._replies[submit.key, submit.epoch] = _Reply(
+                unpack_ids(submit.output_ids), submit.chars_emitted
+            )
         self._order(lambda: self._enqueue(_job(submit)))
 
     def _first_token(self, first: FirstToken) -> None:
         submit = self._awaiting_first.pop(first.id, None)
         if submit is None:
             return
-        self._replies[first.id] = _Reply([*unpack_ids(submit.output_ids), first.token_id], first.chars_emitted)
+        self._replies[first.id] = _Reply(
+            [*unpack_ids(submit.output_ids), first.token_id], first.chars_emitted
+        )
         self._transfer.post(first)
 
     def _cancel(self, handoff: HandoffId) -> None:

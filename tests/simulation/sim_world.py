@@ -20,8 +20,8 @@ from dynrt.runtime.offload import InlineOffload
 from dynrt.runtime.requests import GenerateRequest, LocalPrefill
 from dynrt.runtime.runtime import Runtime
 
-SETTLE_S = 30.0  # for everything to be freed once all requests are over
-CHECK_S = 0.05
+SETTLE_S = 30.0  # for everything to come to rest
+CHECK_S = 1e-3
 
 
 @dataclass
@@ -87,13 +87,22 @@ class SimWorld:
 
     def join(self, role: Role) -> SimEngine:
         """Start an engine that no runtime started."""
-        return self._start(EngineConfig(str(self._model_dir), self._model_dir.name, role=role), spawn_token="")
+        return self._start(
+            EngineConfig(str(self._model_dir), self._model_dir.name, role=role), spawn_token=""
+        )
 
     def _start(self, config: EngineConfig, spawn_token: str) -> SimEngine:
         number = len(self.engines)
         load_s = self.random.uniform(0.1, 0.5)
         engine = SimEngine(
-            1000 + number, config, spawn_token, f"inc-{number}", self.channel, self.fabric, self._trace, load_s
+            1000 + number,
+            config,
+            spawn_token,
+            f"inc-{number}",
+            self.channel,
+            self.fabric,
+            self._trace,
+            load_s,
         )
         self.engines.append(engine)
         return engine
@@ -115,26 +124,21 @@ class SimWorld:
 
     async def complete(self, runtime: Runtime, num_workers: int) -> None:
         """So many workers are up, and all pairs of them are connected."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + SETTLE_S
-        while not (
-            len(runtime.pids()) == num_workers
-            and set(runtime.pids().values()) == {engine.pid for engine in self.living()}
-        ):
-            assert loop.time() < deadline, f"{runtime.pids()} are up, not {num_workers} workers"
-            await asyncio.sleep(CHECK_S)
+        await until(
+            lambda: (
+                len(runtime.pids()) == num_workers
+                and set(runtime.pids().values()) == {engine.pid for engine in self.living()}
+            ),
+            f"{num_workers} workers are up",
+        )
         await asyncio.sleep(CONNECT_S[1] + CHECK_S)
 
     async def settle(self, runtime: Runtime) -> None:
-        """Everything comes to rest within SETTLE_S."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + SETTLE_S
-        while not (runtime.idle() and all(engine.is_idle for engine in self.living())):
-            assert loop.time() < deadline, f"not idle: runtime {runtime.idle()}, {self.restless()}"
-            await asyncio.sleep(CHECK_S)
-
-    def restless(self) -> list[str]:
-        return [f"{engine.role} {engine.incarnation}" for engine in self.living() if not engine.is_idle]
+        """Everything comes to rest."""
+        await until(
+            lambda: runtime.idle() and all(engine.is_idle for engine in self.living()),
+            "nothing is open any more",
+        )
 
     def living(self, role: str | None = None) -> list[SimEngine]:
         return [engine for engine in self.engines if engine.is_alive and role in (None, engine.role)]
@@ -151,6 +155,15 @@ class SimWorld:
 
     def prompt(self, num_tokens: int) -> list[int]:
         return [self.random.randrange(16, 512) for _ in range(num_tokens)]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Fails after SETTLE_S."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLE_S
+    while not condition():
+        assert loop.time() < deadline, f"not within {SETTLE_S:g} s: {what}"
+        await asyncio.sleep(CHECK_S)
 
 
 def request_for(
@@ -173,7 +186,11 @@ async def ask(runtime: Runtime, request: GenerateRequest, prompt_ids: list[int])
 
 
 async def served(
-    runtime: Runtime, world: SimWorld, num_tokens: int, max_tokens: int, local_prefill: LocalPrefill | None = None
+    runtime: Runtime,
+    world: SimWorld,
+    num_tokens: int,
+    max_tokens: int,
+    local_prefill: LocalPrefill | None = None,
 ) -> None:
     """A client that gets the right answer."""
     prompt_ids = world.prompt(num_tokens)

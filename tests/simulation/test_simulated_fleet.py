@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from sim_engine import SimEngine
-from sim_world import Fault, SimWorld, ask, request_for, served
+from sim_world import SimWorld, request_for, served, until
 from virtual_loop import run_virtually
 
-from dynrt.runtime.errors import ConfigError, ContextLengthError, NoWorkerError, OverloadedError, WorkerLostError
+from dynrt.runtime.errors import (
+    ConfigError,
+    ContextLengthError,
+    NoWorkerError,
+    OverloadedError,
+    WorkerLostError,
+)
 
 
 def crash_at_once(engine: SimEngine) -> None:
@@ -26,7 +33,7 @@ def test_restarts_follow_the_policy_until_the_engine_is_given_up(tiny_model_dir:
             world.on_spawn = crash_at_once
             world.living("prefill")[0].harm("crash")
             await asyncio.sleep(120.0)
-            gaps_s = [after - before for before, after in zip(world.spawned_at[2:], world.spawned_at[3:])]
+            gaps_s = [after - before for before, after in pairwise(world.spawned_at[2:])]
             assert gaps_s == pytest.approx([0.2, 0.4, 0.8, 1.6], abs=0.01)
             assert [engine.role for engine in world.living()] == ["decode"]
             await served(runtime, world, 60, 4)
@@ -65,8 +72,7 @@ def test_request_waits_for_a_worker_that_comes_back(tiny_model_dir: Path) -> Non
         world = SimWorld(tiny_model_dir)
         async with world.runtime() as runtime:
             request = asyncio.create_task(served(runtime, world, 60, 50))
-            while not world.points.get(("decode", "step ended")):
-                await asyncio.sleep(1e-3)
+            await until(lambda: ("decode", "step ended") in world.points, "it decodes")
             for engine in world.living():
                 engine.harm("crash")
             await request
@@ -97,8 +103,7 @@ def test_attempts_are_bounded(tiny_model_dir: Path) -> None:
         async with world.runtime(prefill=0, max_attempts=2) as runtime:
             request = asyncio.create_task(served(runtime, world, 60, 500))
             for _ in range(2):
-                while all(engine.is_idle for engine in world.living()):
-                    await asyncio.sleep(1e-3)
+                await until(lambda: any(not engine.is_idle for engine in world.living()), "it is somewhere")
                 world.living()[0].harm("crash")
             with pytest.raises(WorkerLostError, match="gave up after 2 attempts: its decode worker was lost"):
                 await request

@@ -37,7 +37,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """To the next timer, which is due in `wait_s`; None: there is none."""
         if wait_s is None:
             waiting = sorted(task.get_name() for task in asyncio.all_tasks(self))
-            raise DeadlockError(f"nothing is ready and no timer is set at {self._now:g} s; waiting: {waiting}")
+            raise DeadlockError(
+                f"nothing is ready and no timer is set at {self._now:g} s; waiting: {waiting}"
+            )
         self._now += max(0.0, wait_s)
         if self._now > self._horizon_s:
             raise HorizonError(f"not over after {self._horizon_s:g} s of virtual time")
