@@ -9,7 +9,7 @@ import sys
 
 import msgspec
 
-from dynrt.engines.config import EngineConfig
+from dynrt.engines.config import EngineConfig, SimConfig
 from dynrt.engines.models.resolve import prepare
 from dynrt.runtime.logs import set_up_logs
 from dynrt.transfer.ucx import ucx_environment
@@ -44,4 +44,5 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         kv_blocks=arguments.kv_blocks,
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
+        sim=SimConfig(arguments.sim_profile, arguments.speedup),
     )

@@ -43,7 +43,23 @@ class _Version(str):
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--engine", default="native", choices=("native",), help="what computes (default: native)"
+        "--engine",
+        default="native",
+        choices=("native", "sim"),
+        help="what computes; sim: nothing does, but time passes as if (default: native)",
+    )
+    parser.add_argument(
+        "--sim-profile",
+        default="llama-3.1-8b@h100",
+        metavar="PROFILE",
+        help="whose time sim keeps: MODEL@GPU, dynamo-mocker or a JSON file (default: llama-3.1-8b@h100)",
+    )
+    parser.add_argument(
+        "--speedup",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="how much faster sim's time passes (default: 1)",
     )
     parser.add_argument(
         "--dtype",

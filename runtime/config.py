@@ -6,10 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from dynrt.engines.config import SimConfig
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.requests import LocalPrefill
 
-EngineKind = Literal["native"]
+EngineKind = Literal["native", "sim"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 MAX_WORKERS_PER_POOL = 64
@@ -22,6 +23,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     prefill: int = 1
     decode: int = 1
     engine: EngineKind = "native"
+    sim: SimConfig = SimConfig()  # read where engine is "sim"
     dtype: Dtype = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = None  # per engine process

@@ -352,6 +352,7 @@ def _engine_config(config: RuntimeConfig, model: ModelDir, role: Role, threads: 
         kv_blocks=config.kv_blocks,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_requests=config.max_batch_requests,
+        sim=config.sim,
     )
 
 

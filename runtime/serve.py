@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
+from dynrt.engines.config import SimConfig
 from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.errors import ConfigError, NoWorkerError
 from dynrt.runtime.http.server import HttpServer
@@ -41,6 +42,7 @@ def serve(arguments: argparse.Namespace) -> int:
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
         control=arguments.control,
+        sim=SimConfig(arguments.sim_profile, arguments.speedup),
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config, arguments.host, arguments.port))
