@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from enum import Enum
+from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -14,12 +16,22 @@ import numpy.typing as npt
 from dynrt.transfer.layout import KvGeometry, KvRegion
 from dynrt.transfer.units import UnitRange
 
-try:
-    from nixl import _api as nixl
-except ImportError:  # the flavour's own wheel without the package that chooses among flavours
-    from nixl_cu12 import _api as nixl
-
 log = logging.getLogger("dynrt.transfer")
+
+
+def _import_bindings() -> Any:
+    """`nixl` chooses among its flavours by torch's CUDA; beside a torch without one it imports all of torch to see so.
+
+    A flavour's wheel may also be there without the package that chooses.
+    """
+    names = ("nixl_cu12", "nixl") if version("torch").endswith("+cpu") else ("nixl", "nixl_cu12")
+    try:
+        return import_module(f"{names[0]}._api")
+    except ImportError:
+        return import_module(f"{names[1]}._api")
+
+
+nixl = _import_bindings()
 
 # The bindings' exceptions have no common root.
 _NIXL_ERRORS = tuple(
