@@ -40,7 +40,7 @@ async def references(default_model_dir: Path) -> References:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(references: References) -> AsyncIterator[ServedRuntime]:
-    """Started behind the references, so that the model is in memory once or twice, not five times."""
+    """Started behind the references, so that fewer copies of the model are in memory at once."""
     async with serve(RuntimeConfig(dtype="float32", local_prefill="never")) as served:
         yield served
 
@@ -90,7 +90,7 @@ async def test_with_prefix_hits_on_both_workers(
     assert pair.metric("dynrt_kv_bytes_pushed_total") - pushed_before == begun_blocks * BLOCK_BYTES
 
 
-async def test_in_chunks_that_split_every_prompt(references: References, pair: ServedRuntime) -> None:
+async def test_in_chunks_that_split_every_prompt(references: References) -> None:
     prompts = {name: ids for name, ids in prompts_of(references).items() if len(ids) < 400}
     config = RuntimeConfig(dtype="float32", local_prefill="never", max_batch_tokens=19)
     async with serve(config) as chunked:

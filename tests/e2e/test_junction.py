@@ -260,7 +260,6 @@ async def test_metrics_of_a_known_request(tiny_model_dir: Path, prompt_ids: list
         await served.settle()
         assert answer.cached_tokens == 64
         assert known_metrics(served) == [2, 4 * BLOCK_BYTES, 2, 75 + 11, 64, 2]
-        assert served.metric("dynrt_handoff_exposed_seconds_sum") < 2 * 60
 
 
 def known_metrics(served: ServedRuntime) -> list[float]:
