@@ -25,20 +25,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dynrt", description="Serve a language model, prefill and decode apart, on one command."
     )
-    parser.add_argument("--version", action="version", version=_Version())
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="start engines and an OpenAI-compatible endpoint"))
     _add_engine(commands.add_parser("engine", help="run one engine process that joins a runtime"))
     return parser
 
 
-class _Version(str):
-    """Looked up only when printed: reading package metadata takes longer than the rest of --help."""
+class _ShowVersion(argparse.Action):
+    """Looked up only when asked for: reading package metadata takes longer than the rest of --help."""
 
-    def __mod__(self, names: object) -> str:
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
         from importlib.metadata import version
 
-        return f"dynrt {version('dynrt')}"
+        print(f"dynrt {version('dynrt')}")
+        parser.exit()
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
