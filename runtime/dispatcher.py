@@ -111,13 +111,18 @@ class Dispatcher:
             case CacheEvents() | CacheSnapshot():
                 self._planner.tell(CacheSeen(worker.incarnation, message))
             case Goodbye():
-                log.info("engine says goodbye", extra={"worker": worker.id})
+                self._said_goodbye(worker)
             case Register():
                 raise AssertionError("registrations were dealt with before")
             case _:
                 if isinstance(message, Sent):
                     self._on_sent(worker.incarnation, message)
                 self.transfers.tell(Said(worker.incarnation, message))
+
+    def _said_goodbye(self, worker: Worker) -> None:
+        log.info("engine says goodbye", extra={"worker": worker.id})
+        if worker.process is None:  # else its end is seen, and that is the better news
+            self._fleet.lost(worker.incarnation, "it left")
 
     def _on_step(self, worker: Worker, report: StepReport) -> None:
         self._fleet.heard(worker, report, self._now())

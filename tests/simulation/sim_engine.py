@@ -31,6 +31,7 @@ from dynrt.runtime.messages import (
     EngineLoad,
     FinishReason,
     FromEngine,
+    Goodbye,
     Heartbeat,
     Refused,
     Register,
@@ -142,6 +143,7 @@ class SimEngine:
         self.role = config.role
         self.incarnation = incarnation
         self.memory = SimMemory()
+        self.host = host_id()
         self.slowness = 1.0
         self.refuses_reservations = False
         self.doubles_first_token = False
@@ -214,6 +216,11 @@ class SimEngine:
         self._end(-9)
         self._show_end(-9)
 
+    def leave(self) -> None:
+        """End in good order, by itself."""
+        self._tell(Goodbye(self.incarnation))
+        self._end(0)
+
     def _end(self, status: int) -> None:
         if self._is_dead:
             return
@@ -271,7 +278,7 @@ class SimEngine:
             region_addresses=[[0] * NUM_LAYERS],
             first_token_from="prefill",
             pid=self.pid,
-            host=host_id(),
+            host=self.host,
             version="0",
         )
 

@@ -234,6 +234,24 @@ def test_joined_engine_that_dies_or_hangs_is_lost(tiny_model_dir: Path) -> None:
     run_virtually(main())
 
 
+def test_engine_of_another_host_that_leaves_is_lost(tiny_model_dir: Path) -> None:
+    """Its process cannot be watched from here: its word counts."""
+
+    async def main() -> None:
+        world = SimWorld(tiny_model_dir)
+        joined = world.join("decode")
+        joined.host = "another"
+        async with world.runtime(prefill=0, decode=0, control="sim://control") as runtime:
+            await world.complete(runtime, 1)
+            request = asyncio.create_task(served(runtime, world, 60, 50))
+            await until(lambda: not joined.is_idle, "it is served")
+            joined.leave()
+            with pytest.raises(NoWorkerError):
+                await request
+
+    run_virtually(main())
+
+
 def test_a_part_that_fails_ends_the_runtime_and_is_raised(tiny_model_dir: Path) -> None:
     """An exception of a part cancels the body, like one of a task group."""
 
