@@ -1,0 +1,104 @@
+"""One attempt: arrivals and failures are read in order, and a loss counts only where it matters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
+from dynrt.runtime.errors import EngineError
+from dynrt.runtime.messages import FinishReason, StepTiming, TokenDelta
+from dynrt.transfer.events import FirstToken
+
+KEY = bytes(16)
+
+
+def remote() -> Attempt:
+    return Attempt(KEY, 3, "p", "d", chars_sent=10)
+
+
+def arrival(
+    token_id: int,
+    sender: str,
+    text: str = "",
+    finish: FinishReason | None = None,
+    ended_at: float | None = None,
+) -> Arrival:
+    timing = None if ended_at is None else StepTiming(0.1, ended_at, 1, 0, 0, 0)
+    return Arrival(TokenDelta(KEY, 3, [token_id], text, finish), sender, timing)
+
+
+async def test_slow_reader_gets_all_at_once() -> None:
+    attempt = remote()
+    arrivals = [arrival(number, "d") for number in range(3)]
+    for one in arrivals:
+        attempt.arrive(one)
+    assert await attempt.read() == arrivals
+    reader = asyncio.create_task(attempt.read())
+    await asyncio.sleep(0)
+    assert not reader.done()
+    attempt.arrive(arrivals[0])
+    assert await reader == [arrivals[0]]
+
+
+async def test_failure_is_read_after_what_came_before() -> None:
+    attempt = remote()
+    attempt.arrive(arrival(1, "p"))
+    attempt.fail(AttemptError("first"))
+    attempt.fail(AttemptError("second"))
+    assert len(await attempt.read()) == 1
+    with pytest.raises(AttemptError, match="first"):
+        await attempt.read()
+
+
+async def test_engine_error_is_raised() -> None:
+    attempt = remote()
+    attempt.arrive(Arrival(TokenDelta(KEY, 3, [], "", "error", error="no memory"), "d", None))
+    with pytest.raises(EngineError, match="no memory"):
+        await attempt.read()
+
+
+def test_first_token_of_prefill_goes_to_decode() -> None:
+    attempt = remote()
+    assert attempt.first_token(arrival(7, "p", "abc")) == FirstToken(KEY, 3, 7, chars_emitted=13)
+    assert attempt.first_token(arrival(7, "d", "abc")) is None
+    assert attempt.first_token(arrival(7, "p", "abc", "length")) is None, "it was the last token too"
+    local = Attempt(KEY, 3, "d", "d", 0)
+    assert local.first_token(arrival(7, "d")) is None
+    assert remote().is_remote and not local.is_remote
+
+
+def test_time_of_the_first_token_is_that_of_its_step() -> None:
+    attempt = remote()
+    attempt.arrive(arrival(1, "p", ended_at=5.0))
+    attempt.arrive(arrival(2, "d", ended_at=6.0))
+    assert attempt.first_token_at == 5.0
+    assert attempt.has_begun
+
+
+async def test_decode_lost_is_a_failure_at_any_time() -> None:
+    for has_begun in (False, True):
+        attempt = remote()
+        if has_begun:
+            attempt.arrive(arrival(1, "p"))
+            await attempt.read()
+        attempt.worker_lost("d", "it died")
+        with pytest.raises(AttemptError, match="decode worker was lost: it died") as failure:
+            await attempt.read()
+        assert failure.value.lost == "d"
+
+
+async def test_prefill_lost_is_a_failure_before_the_first_token_only() -> None:
+    attempt = remote()
+    attempt.worker_lost("someone", "else")
+    attempt.worker_lost("p", "it died")
+    with pytest.raises(AttemptError, match="prefill worker was lost") as failure:
+        await attempt.read()
+    assert failure.value.lost == "p"
+    begun = remote()
+    begun.arrive(arrival(1, "p"))
+    await begun.read()
+    begun.worker_lost("p", "it died")
+    begun.arrive(arrival(2, "d"))
+    assert [one.delta.token_ids for one in await begun.read()] == [[2]]

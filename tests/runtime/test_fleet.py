@@ -1,0 +1,208 @@
+"""The fleet: who may register, which pairs are connected, who hangs, and what the loss of a worker tells others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from registrations import GEOMETRY, NotingChannel, registration
+
+from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.fleet import Fleet, pair_mismatch
+from dynrt.runtime.messages import EngineLoad, Heartbeat, Refused, StepReport, ToEngine, Unknown, Welcome
+from dynrt.runtime.worker import Worker
+from dynrt.transfer.events import ConnectPeer, FencePeer, PeerConnected
+
+
+class Observer:
+    """Notes what it is told."""
+
+    def __init__(self, channel: NotingChannel) -> None:
+        self._channel = channel
+        self.news: list[tuple[str, ...]] = []
+
+    def worker_up(self, worker: Worker) -> None:
+        self.news.append(("up", worker.id))
+
+    def worker_down(self, worker: Worker, reason: str) -> None:
+        self.news.append(("down", worker.id, reason))
+
+    def pair_up(self, prefill: Worker, decode: Worker) -> None:
+        self.news.append(("pair", prefill.id, decode.id))
+
+    def tell(self, incarnation: str, message: ToEngine) -> None:
+        self._channel.send(incarnation, message)
+
+
+class Setting:
+    """A fleet with ends to look at."""
+
+    def __init__(self) -> None:
+        self.channel = NotingChannel()
+        self.observer = Observer(self.channel)
+        self.fleet = Fleet("rt", "tiny", 0.5, self.channel)
+        self.fleet.observer = self.observer
+
+    def add(self, worker_id: str, role: Any, **changes: Any) -> Worker:
+        self.fleet.register(worker_id, registration(f"inc-{worker_id}", role, **changes), None, now=0.0)
+        worker = self.fleet.by_id(worker_id)
+        assert worker is not None
+        return worker
+
+    def add_pair(self) -> tuple[Worker, Worker]:
+        prefill, decode = self.add("p", "prefill"), self.add("d", "decode")
+        self.fleet.peer_connected(prefill, PeerConnected(decode.incarnation))
+        self.channel.take()
+        return prefill, decode
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
+
+
+def geometry(**changes: Any) -> list[Any]:
+    return [msgspec.structs.replace(GEOMETRY, **changes)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol_version": 77}, "engine speaks protocol 77, this runtime 1"),
+        ({"model": "huge"}, "engine serves model 'huge', this runtime 'tiny'"),
+        ({}, None),
+    ],
+)
+def test_refusal_names_both_values(setting: Setting, changes: dict[str, Any], reason: str | None) -> None:
+    assert setting.fleet.refusal(registration("x", **changes)) == reason
+
+
+def test_who_is_refused_is_told_and_not_kept(setting: Setting) -> None:
+    setting.fleet.refuse(registration("x"), "no")
+    assert setting.channel.take() == [("x", Refused("no"))]
+    assert len(setting.fleet) == 0
+
+
+def test_registration_can_be_repeated(setting: Setting) -> None:
+    worker = setting.add("p", "prefill")
+    assert setting.add("p", "prefill") is worker
+    assert setting.channel.take() == [("inc-p", Welcome("rt", "p", 0.5))] * 2
+    assert setting.observer.news == [("up", "p")]
+    assert len(setting.fleet) == 1
+
+
+def test_pair_is_introduced_decode_first(setting: Setting) -> None:
+    setting.add("p", "prefill")
+    setting.channel.take()
+    setting.add("d", "decode")
+    introductions = [
+        (to, message) for to, message in setting.channel.take() if isinstance(message, ConnectPeer)
+    ]
+    assert introductions == [
+        ("inc-d", ConnectPeer("inc-p", [b"inc-p"], [[1, 2]], 64, will_push=False)),
+        ("inc-p", ConnectPeer("inc-d", [b"inc-d"], [[1, 2]], 64, will_push=True)),
+    ]
+
+
+def test_roles_say_who_pairs_with_whom(setting: Setting) -> None:
+    for worker_id, role in (("p1", "prefill"), ("p2", "prefill"), ("d", "decode"), ("b", "both")):
+        setting.add(worker_id, role)
+    pairs = {(prefill.id, decode.id) for prefill, decode in setting.fleet.pairs_to_connect()}
+    assert pairs == {("p1", "d"), ("p2", "d"), ("p1", "b"), ("p2", "b"), ("b", "d")}
+
+
+def test_pair_is_up_when_prefill_says_so(setting: Setting) -> None:
+    setting.add_pair()
+    assert setting.fleet.connected_pairs == {("inc-p", "inc-d")}
+    assert ("pair", "p", "d") in setting.observer.news
+    assert list(setting.fleet.pairs_to_connect()) == []
+
+
+def test_pair_that_cannot_connect_stays_down(setting: Setting) -> None:
+    prefill, _ = setting.add("p", "prefill"), setting.add("d", "decode")
+    setting.fleet.peer_connected(prefill, PeerConnected("inc-d", "no route"))
+    setting.fleet.peer_connected(prefill, PeerConnected("inc-gone"))
+    assert setting.fleet.connected_pairs == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"geometry": geometry(block_size=32)}, "block_size is 16 on prefill and 32 on decode"),
+        ({"geometry": geometry(dtype="bfloat16")}, "dtype is 'float32' on prefill and 'bfloat16' on decode"),
+        ({"geometry": geometry() * 2}, "ranks is 1 on prefill and 2 on decode"),
+        ({"first_token_from": "decode"}, "first_token_from is 'prefill' on prefill and 'decode' on decode"),
+    ],
+)
+def test_mismatch_names_the_field_and_both_values(
+    setting: Setting, changes: dict[str, Any], message: str
+) -> None:
+    prefill, decode = setting.add("p", "prefill"), setting.add("d", "decode", **changes)
+    assert str(pair_mismatch(prefill, decode)) == message
+    assert list(setting.fleet.pairs_to_connect()) == []
+    with pytest.raises(ConfigError, match=f"worker p has no partner to hand off with: {message}"):
+        setting.fleet.check_partners()
+
+
+def test_numbers_of_blocks_may_differ(setting: Setting) -> None:
+    assert (
+        pair_mismatch(
+            setting.add("p", "prefill"), setting.add("d", "decode", geometry=geometry(num_blocks=9))
+        )
+        is None
+    )
+
+
+def test_one_partner_is_enough(setting: Setting) -> None:
+    setting.add("p", "prefill")
+    setting.add("d", "decode")
+    setting.add("odd", "both", geometry=geometry(block_size=32))
+    setting.fleet.check_partners()
+
+
+def test_pool_without_another_needs_no_partner(setting: Setting) -> None:
+    setting.add("d", "decode")
+    setting.fleet.check_partners()
+
+
+def test_lost_worker_is_fenced_by_all_others(setting: Setting) -> None:
+    setting.add_pair()
+    setting.add("d2", "decode")
+    setting.channel.take()
+    setting.fleet.lost("inc-d", "it died")
+    assert setting.channel.take() == [("inc-p", FencePeer("inc-d")), ("inc-d2", FencePeer("inc-d"))]
+    assert setting.channel.forgotten == ["inc-d"]
+    assert setting.fleet.connected_pairs == frozenset()
+    assert setting.observer.news[-1] == ("down", "d", "it died")
+    setting.fleet.lost("inc-d", "again")
+    assert setting.channel.take() == []
+
+
+def test_silence_is_a_hang(setting: Setting) -> None:
+    worker = setting.add("d", "decode")
+    assert list(setting.fleet.hung(10.0, 10.0, 300.0)) == []
+    assert list(setting.fleet.hung(10.5, 10.0, 300.0)) == [
+        (worker, "no heartbeat for 10.5 s, the limit is 10 s")
+    ]
+    setting.fleet.heard(worker, StepReport([], EngineLoad(running_requests=3), None), 8.0)
+    assert list(setting.fleet.hung(10.5, 10.0, 300.0)) == []
+    assert worker.load.running_requests == 3
+
+
+def test_endless_step_is_a_hang(setting: Setting) -> None:
+    worker = setting.add("d", "decode")
+    setting.fleet.heard(worker, Heartbeat("inc-d", 300.5), 1.0)
+    assert list(setting.fleet.hung(1.0, 10.0, 300.0)) == [
+        (worker, "in one step for 300.5 s, the limit is 300 s")
+    ]
+    setting.fleet.heard(worker, Heartbeat("inc-d", 0.0), 2.0)
+    assert list(setting.fleet.hung(2.0, 10.0, 300.0)) == []
+
+
+def test_strangers_are_told_so_even_if_they_do_not_listen(setting: Setting) -> None:
+    setting.fleet.tell_unknown("x")
+    assert setting.channel.take() == [("x", Unknown())]
+    setting.channel.full.add("x")
+    setting.fleet.tell_unknown("x")
+    setting.fleet.refuse(registration("x"), "no")

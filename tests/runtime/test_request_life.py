@@ -1,0 +1,217 @@
+"""The life of a request over a scripted dispatcher: what it submits, how it moves on, and that it always ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+
+from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
+from dynrt.runtime.errors import DynrtError, EngineError, NoWorkerError, WorkerLostError
+from dynrt.runtime.messages import FinishReason, SamplingParams, Submit, ToEngine, TokenDelta, pack_ids
+from dynrt.runtime.request_life import RequestLife, Route
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest
+
+KEY = bytes(range(16))
+PROMPT = pack_ids([5, 6, 7])
+Script = Callable[[Attempt], None]  # what the workers say to one attempt
+
+
+def says(*tokens: tuple[int, str], finish: FinishReason | None = None, cached: int | None = None) -> Script:
+    """These tokens with their texts, the first from prefill; the last has the finish reason."""
+
+    def play(attempt: Attempt) -> None:
+        for number, (token_id, text) in enumerate(tokens):
+            is_last = number == len(tokens) - 1
+            delta = TokenDelta(
+                KEY,
+                attempt.epoch,
+                [token_id],
+                text,
+                finish if is_last else None,
+                cached_tokens=cached if not number else None,
+            )
+            attempt.arrive(Arrival(delta, attempt.decode if number else attempt.prefill, None))
+
+    return play
+
+
+def then(script: Script, failure: AttemptError | DynrtError) -> Script:
+    def play(attempt: Attempt) -> None:
+        script(attempt)
+        attempt.fail(failure)
+
+    return play
+
+
+class ScriptedDispatcher:
+    """Routes in turn (an error: there is none), and a script for each attempt; notes what it is asked."""
+
+    def __init__(self, routes: list[Route | NoWorkerError], scripts: list[Script]) -> None:
+        self._routes = routes
+        self._scripts = scripts
+        self.excluded: list[frozenset[str]] = []
+        self.known: list[bytes] = []
+        self.told: list[tuple[str, ToEngine]] = []
+        self.opened: list[Attempt] = []
+        self.closed: list[tuple[int, bool, str]] = []
+        self.prompts: list[tuple[int, int]] = []
+        self.waits_s: list[float] = []
+
+    async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
+        self.excluded.append(exclude)
+        self.known.append(life.known_ids)
+        route = self._routes.pop(0)
+        if isinstance(route, NoWorkerError):
+            raise route
+        return route
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        self.waits_s.append(timeout_s)
+        await asyncio.sleep(0)
+
+    def tell(self, incarnation: str, message: ToEngine) -> None:
+        self.told.append((incarnation, message))
+        if incarnation == self.opened[-1].decode:
+            self._scripts.pop(0)(self.opened[-1])
+
+    def open_attempt(self, attempt: Attempt) -> None:
+        self.opened.append(attempt)
+
+    def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
+        self.closed.append((attempt.epoch, finished, reason))
+
+    def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None:
+        self.prompts.append((num_tokens, cached_tokens))
+
+
+REMOTE, LOCAL = Route("p1", "d1"), Route("d2", "d2")
+NOBODY = NoWorkerError("no worker is up")
+
+
+def life_of(dispatcher: ScriptedDispatcher, max_tokens: int = 4) -> RequestLife:
+    request = GenerateRequest(PROMPT, SamplingParams(max_tokens), salt="tenant", request_id="r")
+    return RequestLife(KEY, request, request.sampling, "auto", dispatcher)
+
+
+async def outputs_of(
+    dispatcher: ScriptedDispatcher, max_attempts: int = 3, wait_s: float = 1.0
+) -> list[GenerateOutput]:
+    return [output async for output in life_of(dispatcher).outputs(max_attempts, wait_s)]
+
+
+def joined(outputs: list[GenerateOutput]) -> tuple[list[int], str]:
+    return [token for output in outputs for token in output.token_ids], "".join(
+        output.text for output in outputs
+    )
+
+
+async def test_remote_request_goes_to_both_at_once() -> None:
+    dispatcher = ScriptedDispatcher([REMOTE], [says((1, "a"), (2, "b"), finish="length", cached=2)])
+    outputs = await outputs_of(dispatcher)
+    assert joined(outputs) == ([1, 2], "ab")
+    assert (outputs[-1].finish_reason, outputs[-1].cached_tokens) == ("length", 2)
+    assert [
+        (to, message.purpose, message.peer) for to, message in dispatcher.told if isinstance(message, Submit)
+    ] == [
+        ("p1", "prefill", "p1"),
+        ("d1", "reserve", "p1"),
+    ]
+    assert [closed[:2] for closed in dispatcher.closed] == [(0, True)]
+    assert dispatcher.prompts == [(3, 2)]
+
+
+async def test_local_request_goes_to_one() -> None:
+    dispatcher = ScriptedDispatcher([LOCAL], [says((1, "a"), finish="stop")])
+    assert joined(await outputs_of(dispatcher)) == ([1], "a")
+    ((to, submit),) = dispatcher.told
+    assert isinstance(submit, Submit)
+    assert (to, submit.purpose, submit.prompt_ids, submit.salt, submit.peer) == (
+        "d2",
+        "generate",
+        PROMPT,
+        "tenant",
+        "",
+    )
+
+
+async def test_it_goes_on_elsewhere_behind_what_was_sent() -> None:
+    lost = AttemptError("its decode worker was lost", "d1")
+    dispatcher = ScriptedDispatcher(
+        [REMOTE, LOCAL],
+        [
+            then(says((1, "a"), (2, "bcd"), cached=0), lost),
+            says((3, "e"), (4, ""), finish="length", cached=3),
+        ],
+    )
+    outputs = await outputs_of(dispatcher)
+    assert joined(outputs) == ([1, 2, 3, 4], "abcde")
+    submit = dispatcher.told[-1][1]
+    assert isinstance(submit, Submit)
+    assert (submit.epoch, submit.output_ids, submit.chars_emitted) == (1, pack_ids([1, 2]), 4)
+    assert submit.sampling.max_tokens == 4, "counted from the first token, wherever it was made"
+    assert dispatcher.known == [PROMPT, PROMPT + pack_ids([1, 2])]
+    assert dispatcher.excluded == [frozenset(), frozenset({"d1"})]
+    assert [closed[:2] for closed in dispatcher.closed] == [(0, False), (1, True)]
+    assert dispatcher.prompts == [(3, 0)], "the prompt is counted once"
+
+
+async def test_failed_handoff_excludes_nobody() -> None:
+    failed = AttemptError("its handoff failed")
+    dispatcher = ScriptedDispatcher([REMOTE, REMOTE], [then(says(), failed), says((1, "a"), finish="length")])
+    assert joined(await outputs_of(dispatcher)) == ([1], "a")
+    assert dispatcher.excluded == [frozenset(), frozenset()]
+
+
+async def test_attempts_have_a_limit() -> None:
+    lost = AttemptError("its decode worker was lost", "d1")
+    dispatcher = ScriptedDispatcher([REMOTE] * 2, [then(says(), lost)] * 2)
+    with pytest.raises(WorkerLostError, match="gave up after 2 attempts: its decode worker was lost"):
+        await outputs_of(dispatcher, max_attempts=2)
+    assert [closed[:2] for closed in dispatcher.closed] == [(0, False), (1, False)]
+
+
+async def test_engine_error_is_not_tried_again() -> None:
+    dispatcher = ScriptedDispatcher([REMOTE], [then(says(), EngineError("bad"))])
+    with pytest.raises(EngineError, match="bad"):
+        await outputs_of(dispatcher)
+    assert [closed[:2] for closed in dispatcher.closed] == [(0, False)]
+
+
+async def test_reader_that_stops_early_ends_the_attempt() -> None:
+    dispatcher = ScriptedDispatcher([REMOTE], [says((1, "a"))])
+    async with aclosing(life_of(dispatcher).outputs(3, 1.0)) as outputs:
+        await anext(outputs)
+    assert dispatcher.closed == [(0, False, "the client left")]
+
+
+async def test_cancelled_reader_ends_the_attempt() -> None:
+    dispatcher = ScriptedDispatcher([REMOTE], [says((1, "a"))])
+    reader = asyncio.create_task(_read(life_of(dispatcher).outputs(3, 1.0)))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert dispatcher.closed == [(0, False, "the client left")]
+
+
+async def _read(outputs: AsyncIterator[GenerateOutput]) -> None:
+    async for _ in outputs:
+        pass
+
+
+async def test_it_waits_for_a_worker_to_come() -> None:
+    dispatcher = ScriptedDispatcher([NOBODY, NOBODY, REMOTE], [says((1, "a"), finish="length")])
+    assert joined(await outputs_of(dispatcher, wait_s=60.0)) == ([1], "a")
+    assert len(dispatcher.waits_s) == 2
+    assert 0.0 < dispatcher.waits_s[1] <= dispatcher.waits_s[0] <= 60.0
+
+
+async def test_it_does_not_wait_for_ever() -> None:
+    dispatcher = ScriptedDispatcher([NOBODY], [])
+    with pytest.raises(NoWorkerError):
+        await outputs_of(dispatcher, wait_s=0.0)
+    assert dispatcher.closed == [], "nothing was opened"
