@@ -11,7 +11,7 @@ from dynrt.engines.scheduling.sequence import RequestId, Sequence
 from dynrt.engines.sim import fingerprint
 from dynrt.engines.sim.kv_store import Slots
 
-_STRIDE = 7919  # a prime above most contexts: the tokens that decodes look at again are all over the sequence
+_SCATTER = 2654435761  # Knuth's multiplicative hash: what is looked at again is spread over the sequence
 
 
 class _Content(msgspec.Struct):
@@ -48,7 +48,7 @@ class Contents:
         content = self._followed(sequence)
         first = min(content.num_seen, chunk.start, self._first_moved(content, chunk.block_ids))
         content.block_ids, content.num_seen = chunk.block_ids, chunk.end
-        again = [chunk.end * _STRIDE % first] if first else []
+        again = [chunk.end * _SCATTER % (1 << 32) % first] if first else []
         return self._slots(sequence, chunk, [*again, *range(first, chunk.start)])
 
     def _first_moved(self, content: _Content, block_ids: list[int]) -> int:

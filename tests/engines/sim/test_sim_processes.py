@@ -49,7 +49,9 @@ async def answer(runtime: Runtime, prompt_ids: list[int], local_prefill: LocalPr
 
 async def settle(runtime: Runtime) -> None:
     """Until nothing of any request is left, here or in an engine."""
-    while not runtime.idle() or await busy_engines(runtime):
+    while True:
+        if runtime.idle() and not await busy_engines(runtime):
+            return
         await asyncio.sleep(SETTLE_POLL_S)
 
 
