@@ -1,8 +1,8 @@
 """The simulated engine without a clock: it says how long its next step takes, and is told when that has passed.
 
 In virtual time, while `has_work()`: `step = plan_step(now)`; for each layer, at `step.layer_at(layer)`,
-`write_layer(step, layer)`; at `step.ends_at`, `finish_step(step, now)`. Requests may come and go meanwhile only as
-they may between two steps of any engine, that is, not: keep them until the step is finished.
+`write_layer(step, layer)`; at `step.ends_at`, `finish_step(step, now)`. As during any engine's step, nothing else may
+be called until it is finished: keep what comes meanwhile.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class SimCore:
         work = StepWork.of(batch.chunks)
         step_s = self.profile.timing.step_s(work, self._kv_capacity) if batch.chunks else 0.0
         ends_at = now + step_s / self._speedup
-        slots = Slots.joined(map(self._contents.written_by, batch.sequences, batch.chunks))
+        slots = self._contents.written_by(batch)
         return SimStep(now, ends_at, work, batch, slots, faults, refused, self.profile.num_layers)
 
     def write_layer(self, step: SimStep, layer: int) -> None:
@@ -145,13 +145,7 @@ class SimCore:
 
     def _find_faults(self, batch: Batch) -> dict[RequestId, str]:
         """Look at what this step reads for the first time, and at a sample of the rest."""
-        parts = [*map(self._contents.read_by, batch.sequences, batch.chunks)]
-        owners = [
-            sequence.id
-            for sequence, part in zip(batch.sequences, parts, strict=True)
-            for _position in part.positions
-        ]
-        slots = Slots.joined(parts)
+        slots, owners = self._contents.read_by(batch)
         faults: dict[RequestId, str] = {}
         for wrong in self.kv.find_wrong(slots):
             block_id, position = slots.block_ids[wrong.index], slots.positions[wrong.index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -11,6 +11,8 @@ import numpy.typing as npt
 from dynrt.transfer.layout import KvRegion
 
 Words = npt.NDArray[np.uint32]
+Ints = npt.NDArray[np.int64]
+Fingerprints = npt.NDArray[np.uint64]
 
 _KEY_STEP = np.uint64(0x9E3779B97F4A7C15)  # odd, so all (layer, K or V) get different keys
 _MIX = np.uint64(0xBF58476D1CE4E5B9)  # a multiplier of the SplitMix64 generator
@@ -18,19 +20,18 @@ _HALF = np.uint64(32)
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """Token slots as parallel lists: the block of each, its token's position, the tokens up to and with that one."""
+    """Token slots as parallel arrays: the block of each, its token's position, what the tokens up to there come to."""
 
-    block_ids: list[int]
-    positions: list[int]
-    fingerprints: list[int]
+    block_ids: Ints
+    positions: Ints
+    fingerprints: Fingerprints
 
     @classmethod
-    def joined(cls, parts: Iterable[Slots]) -> Slots:
-        parts = list(parts)
+    def of(cls, block_ids: list[int], positions: list[int], fingerprints: list[int]) -> Slots:
         return cls(
-            [block_id for part in parts for block_id in part.block_ids],
-            [position for part in parts for position in part.positions],
-            [fingerprint for part in parts for fingerprint in part.fingerprints],
+            np.array(block_ids, np.int64),
+            np.array(positions, np.int64),
+            np.array(fingerprints, np.uint64),
         )
 
 
@@ -74,12 +75,10 @@ class KvStore:
         """What a transfer of these blocks between two stores does, for simulations in one process."""
         self._words[layer, target_ids] = source._words[layer, source_ids]
 
-    def _offsets(self, slots: Slots) -> npt.NDArray[np.int64]:
-        positions = np.array(slots.positions, np.int64)
-        return np.remainder(positions, self._words.shape[-1])
+    def _offsets(self, slots: Slots) -> Ints:
+        return np.remainder(slots.positions, self._words.shape[-1])
 
     def _expected(self, slots: Slots, layers: slice) -> Words:
         """[slots, layers, 2]"""
-        fingerprints = np.array(slots.fingerprints, np.uint64)
-        mixed = (fingerprints[:, None, None] ^ self._keys[None, layers]) * _MIX
+        mixed = (slots.fingerprints[:, None, None] ^ self._keys[None, layers]) * _MIX
         return (mixed >> _HALF).astype(np.uint32)
