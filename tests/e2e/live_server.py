@@ -163,6 +163,9 @@ class Command:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await self.status()
+        assert self._process.stdout is not None
+        async with asyncio.timeout(DEADLINE_S):
+            await self._process.stdout.read()  # to its end: nobody is left who could write to it
         await eventually(lambda: not any(map(is_alive, pids)))
 
 
