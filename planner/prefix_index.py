@@ -116,10 +116,8 @@ class PrefixIndex:
         if not all(self._store(worker, stored) for stored in snapshot.stored):
             self._lose(worker, None)
             return False
-        refused = [
-            run for run in early if not self.apply(name, run)
-        ]  # after the first one, the rest are kept
-        return not refused
+        complete = [self.apply(name, run) for run in early]  # behind another gap they are kept again
+        return all(complete)
 
     def _apply_run(self, worker: _Worker, run: CacheEvents) -> bool:
         known = worker.next_seq - run.first_seq  # how many of these events were applied before
