@@ -58,6 +58,7 @@ from dynrt.transfer.events import (
 log = logging.getLogger("dynrt.engine")
 
 REGISTER_AGAIN_S = 1.0
+FAREWELL_MS = 200  # for what was said last to leave
 
 
 class TransferInbox(Protocol):
@@ -116,9 +117,11 @@ class ControlThread:
         try:
             self._socket = connect_dealer(context, self._address, self._register.incarnation)
             self._serve()
-            self._socket.close(200)
+            self._socket.close(FAREWELL_MS)
         except BaseException as error:
             self._on_end(error)
+        finally:
+            context.destroy(linger=0)
 
     def _serve(self) -> None:
         poller = zmq.Poller()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import zmq
 
@@ -60,13 +61,10 @@ class HeartbeatThread:
             self._on_failure(error)
 
     def _beat(self) -> None:
-        context = zmq.Context()
-        socket = connect_dealer(context, self._address, self._incarnation + HEARTBEAT_SUFFIX)
-        while not self._stopping.wait(self._interval_s):
-            beat = Heartbeat(self._incarnation, self._clock.age_s())
-            try:
-                socket.send(encode(beat), zmq.NOBLOCK)
-            except zmq.Again:
-                continue  # the runtime is away; a beat it never sees is what tells it nothing
-        socket.close(0)
-        context.term()
+        identity = self._incarnation + HEARTBEAT_SUFFIX
+        with zmq.Context() as context, connect_dealer(context, self._address, identity) as socket:
+            while not self._stopping.wait(self._interval_s):
+                beat = Heartbeat(self._incarnation, self._clock.age_s())
+                # The runtime may be away: a beat that it never sees tells it what it must know.
+                with suppress(zmq.Again):
+                    socket.send(encode(beat), zmq.NOBLOCK)
