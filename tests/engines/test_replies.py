@@ -1,0 +1,95 @@
+"""From tokens to deltas: text in pieces, stop strings, end tokens left out, requests closed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_text import END, byte_level, ids
+
+from dynrt.engines.protocol import Token
+from dynrt.engines.replies import Replies
+from dynrt.runtime.messages import Purpose, SamplingParams, Submit, pack_ids
+
+KEY = b"k" * 16
+
+
+def open_reply(purpose: Purpose = "generate", sent: str = "", **sampling: Any) -> Replies:
+    """One request, of which `sent` was generated and sent before."""
+    replies = Replies(byte_level())
+    submit = Submit(KEY, 0, purpose, pack_ids(ids("prompt")), SamplingParams(99, **sampling))
+    replies.open(submit, ids(sent), len(sent))
+    return replies
+
+
+def tokens(text: str, **last: Any) -> list[Token]:
+    *most, end = [Token(KEY, 0, token_id) for token_id in ids(text)]
+    return [*most, Token(end.key, end.epoch, end.token_id, **last)]
+
+
+def run(replies: Replies, pushed: list[Token]) -> list[tuple[str, str | None, str | int | None]]:
+    """Each delta's text, finish and stop reason, one step per token."""
+    deltas = [delta for token in pushed for delta in replies.deltas([token])]
+    return [(delta.text, delta.finish_reason, delta.stop_reason) for delta in deltas]
+
+
+def test_text_comes_in_whole_characters() -> None:
+    assert run(open_reply(), tokens("aé", finish_reason="length")) == [
+        ("a", None, None),
+        ("", None, None),
+        ("é", "length", None),
+    ]
+
+
+def test_a_resumed_request_goes_on_where_it_stopped() -> None:
+    assert run(open_reply(sent="so fa"), tokens("r", finish_reason="length")) == [("r", "length", None)]
+
+
+def test_a_stop_string_ends_it_and_is_not_shown() -> None:
+    replies = open_reply(stop=("STOP",))
+    told = run(replies, tokens("a STOP and more"))
+    assert "".join(text for text, *_ in told) == "a "
+    assert told[-1][1:] == ("stop", "STOP")
+    assert len(told) == len("a STOP"), "tokens behind it are nobody's"
+    assert len(replies) == 0
+
+
+def test_an_unfinished_stop_string_is_shown_at_the_end() -> None:
+    told = run(open_reply(stop=("STOP",)), tokens("a ST", finish_reason="length"))
+    assert "".join(text for text, *_ in told) == "a ST"
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_token_is_counted_but_shown_only_if_asked(include: bool) -> None:
+    replies = open_reply(include_stop_str_in_output=include)
+    token = Token(KEY, 0, ids("!")[0], finish_reason="stop", stop_reason=33)
+    [delta] = replies.deltas([token])
+    assert (delta.text, delta.token_ids, delta.stop_reason) == ("!" if include else "", [token.token_id], 33)
+
+
+def test_end_of_sequence() -> None:
+    replies = open_reply()
+    replies.deltas(tokens("a"))
+    [delta] = replies.deltas([Token(KEY, 0, END, finish_reason="stop")])
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("", "stop", None)
+    assert len(replies) == 0
+
+
+def test_prefill_has_one_token_to_say() -> None:
+    replies = open_reply("prefill")
+    assert [delta.text for delta in replies.deltas(tokens("a"))] == ["a"]
+    assert len(replies) == 0
+
+
+def test_an_engines_error_is_passed_on() -> None:
+    [delta] = open_reply().deltas([Token(KEY, 0, -1, finish_reason="error", error="no such id")])
+    assert (delta.finish_reason, delta.error, delta.token_ids) == ("error", "no such id", [])
+
+
+def test_cancelled_requests_are_silent() -> None:
+    replies = open_reply()
+    replies.close(KEY, 0)
+    replies.close(KEY, 0)
+    assert replies.deltas(tokens("late")) == []
+    other_attempt = Token(KEY, 1, ids("a")[0])
+    assert open_reply().deltas([other_attempt]) == []
