@@ -182,7 +182,7 @@ class PrefixIndex:
             return False
         above, depth = parent.place(parent_key)
         edge = parent.tree.insert(above, depth + 1, tokens, worker.bit)
-        if first_key == parent_key + 1 == parent.end_key:
+        if first_key == parent_key + 1:  # a new key, so the parent is the last of its run
             parent.extend(count, edge)
         else:
             worker.runs.add(Run(parent.tree, first_key, depth + 1, count, edge))

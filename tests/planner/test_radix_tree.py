@@ -85,6 +85,26 @@ def test_a_place_remembered_before_a_split_is_still_found() -> None:
     assert tree.match(path(1, 2, 3, 4)) == [(2, B)]
 
 
+def test_a_split_divides_what_is_held_in_part() -> None:
+    tree = new_tree()
+    tree.insert(tree.root, 0, path(1, 2, 3, 4, 5), A)
+    tree.insert(tree.root, 0, path(1, 2, 3), B)
+    tree.insert(tree.root, 0, path(1, 2, 9), A)
+    assert tree.match(path(1, 2, 3, 4, 5)) == [(2, B), (3, B), (5, A)]
+    assert tree.match(path(1, 2, 9)) == [(2, B), (3, A)]
+
+
+def test_a_split_divides_what_is_held_twice() -> None:
+    tree = new_tree()
+    bottom = tree.insert(tree.root, 0, path(1, 2, 3, 4), A)
+    tree.insert(tree.root, 0, path(1, 2, 3, 4), A)
+    tree.insert(tree.root, 0, path(1, 2, 9), B)
+    tree.drop(bottom, 0, 0b1111, A)
+    assert tree.match(path(1, 2, 3, 4)) == [(2, B), (4, A)]
+    tree.drop(bottom, 0, 0b1111, A)
+    assert tree.match(path(1, 2, 3, 4)) == [(2, B)]
+
+
 def test_a_block_held_twice_must_be_dropped_twice() -> None:
     tree = new_tree()
     edge = tree.insert(tree.root, 0, path(1, 2), A)
