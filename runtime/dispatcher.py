@@ -250,18 +250,17 @@ class Dispatcher:
 
     @contextmanager
     def account_for(self, life: RequestLife) -> Iterator[None]:
-        """Count an open request, and how it ended."""
+        """Count an open request, and how it ended; who has read the last output may well not ask for more."""
         outcome = "cancelled"
         self.open_requests += 1
         try:
             yield
-            outcome = "finished"
         except Exception:
             outcome = "failed"
             raise
         finally:
             self.open_requests -= 1
-            self._metrics.requests.labels(outcome).inc()
+            self._metrics.requests.labels("finished" if life.finished else outcome).inc()
 
     def output_passed(self, life: RequestLife) -> None:
         """The first of each request is its time to first token."""

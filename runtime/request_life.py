@@ -62,6 +62,7 @@ class RequestLife:
         self.local_prefill = local_prefill
         self.output_ids: list[int] = []
         self.chars_sent = 0
+        self.finished = False
         self.cached_tokens: int | None = None
         self.began_at = asyncio.get_running_loop().time()
         self.had_output = False
@@ -80,19 +81,18 @@ class RequestLife:
         reason = ""
         for epoch in range(max_attempts):
             attempt = await self._start(epoch, excluded, no_worker_wait_s)
-            finished = False
             try:
                 async for output in self._stream(attempt):
-                    finished = output.finish_reason is not None
+                    self.finished = output.finish_reason is not None
                     yield output
-                if finished:
+                if self.finished:
                     return
             except AttemptError as failure:
                 reason = failure.reason
                 excluded = frozenset({failure.lost} if failure.lost else ())
                 log.warning("request moves", extra={"request": self.request.request_id, "reason": reason})
             finally:
-                self._dispatcher.close_attempt(attempt, finished, reason or "the client left")
+                self._dispatcher.close_attempt(attempt, self.finished, reason or "the client left")
         raise WorkerLostError(f"gave up after {max_attempts} attempts: {reason}")
 
     async def _start(self, epoch: int, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
