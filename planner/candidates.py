@@ -13,7 +13,7 @@ import msgspec
 
 from dynrt.planner.coefficients import Coefficients
 from dynrt.planner.cost import (
-    UNCACHED_EXTRA,
+    EQUAL_WITHIN,
     Terms,
     batch_ms,
     exposed_transfer_ms,
@@ -26,6 +26,14 @@ from dynrt.planner.load import Load
 from dynrt.planner.plan import Choice, WorkerFacts
 
 
+class Demand(NamedTuple):
+    """What all candidates of one request have in common."""
+
+    prompt_tokens: int
+    output_tokens: int
+    uncached_extra: float  # k of the score
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """One worker as seen by one request: what each part it could play would cost there."""
 
@@ -33,15 +41,15 @@ class Candidate(msgspec.Struct, frozen=True):
     hit_tokens: int
     prefill_hit_tokens: int  # the hit without the last token: that one is always computed
     queue_ms: float
-    uncached_ms: float
     compute_ms: float
+    extra_ms: float  # of the score as the one that prefills: k · uncached time, and a lot to break ties
     batch_ms: float
     interruption_ms: float  # what a prefill here costs the requests that decode here
 
     @property
     def prefill_score_ms(self) -> float:
         """This worker's part of a score as the one that prefills."""
-        return self.queue_ms + self.compute_ms + UNCACHED_EXTRA * self.uncached_ms
+        return self.queue_ms + self.compute_ms + self.extra_ms
 
     @property
     def decode_ms(self) -> float:
@@ -67,23 +75,27 @@ def see_worker(
     facts: WorkerFacts,
     load: Load,
     coefficients: Coefficients,
-    prompt_tokens: int,
+    demand: Demand,
     hit_tokens: int,
-    output_tokens: int,
+    lot: float,
 ) -> Candidate:
-    """Price a worker for a prompt of which it holds `hit_tokens`."""
+    """Price a worker for a prompt of which it holds `hit_tokens`; `lot` is drawn from [0, 1)."""
+    prompt_tokens = demand.prompt_tokens
     last_block_start = (prompt_tokens - 1) // facts.block_size * facts.block_size
     cached_tokens = min(hit_tokens, last_block_start)
     uncached = uncached_ms(coefficients, prompt_tokens, cached_tokens)
     shortage = shortage_ms(coefficients, load, facts.capacity_tokens, prompt_tokens - cached_tokens)
+    waiting_ms = queue_ms(coefficients, load) + shortage
+    compute_ms = coefficients.step_ms + uncached
+    extra_ms = demand.uncached_extra * uncached
     return Candidate(
         facts=facts,
         hit_tokens=hit_tokens,
         prefill_hit_tokens=cached_tokens,
-        queue_ms=queue_ms(coefficients, load) + shortage,
-        uncached_ms=uncached,
-        compute_ms=coefficients.step_ms + uncached,
-        batch_ms=batch_ms(coefficients, load, prompt_tokens, output_tokens),
+        queue_ms=waiting_ms,
+        compute_ms=compute_ms,
+        extra_ms=extra_ms + EQUAL_WITHIN * lot * (waiting_ms + compute_ms + extra_ms),
+        batch_ms=batch_ms(coefficients, load, prompt_tokens, demand.output_tokens),
         interruption_ms=uncached * load.decode_requests,
     )
 
@@ -142,5 +154,5 @@ def _choice(prefill: Candidate, decode: Candidate, terms: Terms) -> Choice:
         decode_hit_tokens=prefill.prefill_hit_tokens if prefill is decode else decode.hit_tokens,
         terms=terms,
         expected_ms=expected_ms,
-        score_ms=expected_ms + UNCACHED_EXTRA * prefill.uncached_ms,
+        score_ms=expected_ms + prefill.extra_ms,
     )

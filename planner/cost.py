@@ -10,8 +10,14 @@ from dynrt.planner.load import Load
 UNCACHED_EXTRA = 7
 """k of `score_ms = expected_ms + k · uncached_ms`: uncached tokens count 8 times in all.
 
-A hit kept also serves those who come after. On the Mooncake conversation trace, "tokens waiting + 8 × uncached
-tokens" got 97 % of the attainable hits and the shortest waits of all rules tried.
+A hit kept also serves those who come after. docs/planner.md shows what other values do on two traces at three loads.
+"""
+
+EQUAL_WITHIN = 0.01
+"""Scores that differ less are equal, and the choice is by lot.
+
+The fits of equal workers differ by as much, always in the same direction: the one that seems fastest would get all
+requests that find the fleet idle, and lose from its cache what the others have room for.
 """
 
 DECODE_HORIZON = 32  # decode slowdown is counted over at most so many tokens: how long it lasts is not known

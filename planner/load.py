@@ -1,4 +1,8 @@
-"""What a worker has to do: the planner's own tally by request, raised where the worker reports more (sans-IO)."""
+"""What a worker has to do: the planner's own tally by request, decode's raised where the worker reports more (sans-IO).
+
+A worker's count of prompt tokens that wait is not used: it takes waiting prompts in full, since their hits are found
+when they are admitted. The tally knows these hits.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ import msgspec
 class LoadReport(Protocol):
     """A worker's load after a step, as runtime.messages.EngineLoad has it."""
 
-    @property
-    def waiting_prefill_tokens(self) -> int: ...
     @property
     def blocks_active(self) -> int: ...
 
@@ -40,7 +42,6 @@ class Load:
         self._decodes: dict[bytes, _Decode] = {}
         self._tokens = self._context = 0  # sums over _prefills
         self._kv_tokens = self._new_kv_tokens = 0  # sums over _decodes
-        self._reported_prefill_tokens = 0
         self._reported_decode_kv_tokens = 0
         self._reported_held_tokens = 0
 
@@ -51,7 +52,7 @@ class Load:
     @property
     def prefill_tokens(self) -> int:
         """Prompt tokens to be computed, waiting and running."""
-        return max(self._tokens, self._reported_prefill_tokens)
+        return self._tokens
 
     @property
     def prefill_context(self) -> int:
@@ -102,7 +103,6 @@ class Load:
 
     def report(self, load: LoadReport) -> None:
         """The worker's own count after a step."""
-        self._reported_prefill_tokens = load.waiting_prefill_tokens
         self._reported_held_tokens = load.blocks_active * self._block_size
         self._forget_reports_if_idle()
 
@@ -128,8 +128,6 @@ class Load:
 
     def _forget_reports_if_idle(self) -> None:
         """Reports lag behind, and an idle worker sends none that could correct the last one."""
-        if not self._prefills:
-            self._reported_prefill_tokens = 0
         if not self._decodes:
             self._reported_decode_kv_tokens = 0
         if not self._prefills and not self._decodes:

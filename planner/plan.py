@@ -61,7 +61,7 @@ class Choice(msgspec.Struct, frozen=True):
     decode_hit_tokens: int
     terms: Terms
     expected_ms: float  # for admission and Retry-After
-    score_ms: float  # expected_ms, uncached tokens weighing more: for the choice
+    score_ms: float  # expected_ms, uncached tokens weighing more, up to 1 % by lot: for the choice
 
     def describe(self) -> str:
         """One line for people."""

@@ -6,8 +6,9 @@ from random import Random
 
 import msgspec
 
-from dynrt.planner.candidates import Candidate, best_remote, see_worker, shuffled
+from dynrt.planner.candidates import Candidate, Demand, best_remote, see_worker, shuffled
 from dynrt.planner.coefficients import FleetFit, StepTimes
+from dynrt.planner.cost import UNCACHED_EXTRA
 from dynrt.planner.events import CacheEvents, CacheSnapshot
 from dynrt.planner.links import Links, Pair
 from dynrt.planner.load import Load, LoadReport
@@ -33,8 +34,9 @@ class _Open(msgspec.Struct):
 class Planner:
     """See the module. Methods that name a worker which has left, or a request which is over, do nothing."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, uncached_extra: float = UNCACHED_EXTRA) -> None:
         self._random = random
+        self._uncached_extra = uncached_extra
         self._workers: dict[str, _Worker] = {}
         self._index = PrefixIndex()
         self._fleet = FleetFit()
@@ -159,14 +161,15 @@ class Planner:
         self, request: PlanRequest, workers: list[_Worker], prompt_tokens: int
     ) -> list[Candidate]:
         hits = self._index.match(request.salt, request.prompt_ids)
+        demand = Demand(prompt_tokens, request.max_tokens, self._uncached_extra)
         candidates = [
             see_worker(
                 worker.facts,
                 worker.load,
                 self._fleet.of(worker.facts.id),
-                prompt_tokens,
+                demand,
                 hits.get(worker.facts.id, 0),
-                request.max_tokens,
+                self._random.random(),
             )
             for worker in workers
         ]

@@ -42,13 +42,13 @@ def test_steps_work_off_the_oldest_prefill_first() -> None:
     assert load.prefill_tokens == 30
 
 
-def test_a_worker_that_reports_more_is_believed() -> None:
+def test_a_worker_that_reports_more_is_believed_but_for_prompts_that_wait() -> None:
     load = Load(16)
     load.plan_prefill(b"a", 100, 10)
     load.plan_decode(b"a", 100, 10)
     load.report(EngineLoad(waiting_prefill_tokens=90, blocks_active=50))
     load.step(0, decode_kv_tokens=700)
-    assert (load.prefill_tokens, load.held_tokens, load.decode_kv_tokens) == (90, 800, 700)
+    assert (load.prefill_tokens, load.held_tokens, load.decode_kv_tokens) == (10, 800, 700)
 
 
 def test_a_report_that_is_late_does_not_outlive_the_last_request() -> None:

@@ -151,8 +151,8 @@ def candidates(draw: st.DrawFn, prefix: str) -> list[Candidate]:
             hit_tokens=draw(hits),
             prefill_hit_tokens=draw(hits),
             queue_ms=draw(costs),
-            uncached_ms=draw(costs),
             compute_ms=draw(costs) + 1.0,
+            extra_ms=draw(costs),
             batch_ms=draw(costs),
             interruption_ms=0.0,
         )
