@@ -11,7 +11,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from live_server import client_of, complete, prompt, serving
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
@@ -107,17 +109,23 @@ async def test_a_get_where_a_post_belongs(session: aiohttp.ClientSession) -> Non
     assert "POST" in answer["error"]["message"]
 
 
+def counted(family: Metric) -> list[Sample]:
+    return [sample for sample in family.samples if sample.name.endswith("_total")]
+
+
 async def test_metrics_parse(session: aiohttp.ClientSession) -> None:
     await complete(session, prompt(100), 5)
     async with session.get("/metrics") as response:
         assert response.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         families = {family.name: family for family in text_string_to_metric_families(await response.text())}
     assert PROMISED_METRICS.items() <= {name: family.type for name, family in families.items()}.items()
-    outcomes = {sample.labels["outcome"] for sample in families["dynrt_handoffs"].samples}
+    outcomes = {sample.labels["outcome"] for sample in counted(families["dynrt_handoffs"])}
     assert outcomes == {"committed", "cancelled", "fenced", "failed"}
-    sources = {sample.labels["source"] for sample in families["dynrt_prefill_tokens"].samples}
+    sources = {sample.labels["source"] for sample in counted(families["dynrt_prefill_tokens"])}
     assert sources == {"computed", "cached"}
-    kinds = {sample.labels["kind"] for sample in families["dynrt_plans"].samples}
+    ended = {sample.labels["outcome"]: sample.value for sample in counted(families["dynrt_requests"])}
+    assert set(ended) == {"finished"}, "refused ones are none, and ours were read to their end"
+    kinds = {sample.labels["kind"] for sample in counted(families["dynrt_plans"])}
     assert kinds == {"remote", "local"}
     [ttft_count] = [s.value for s in families["dynrt_ttft_seconds"].samples if s.name.endswith("_count")]
     assert ttft_count >= 2, "the start's own request and ours"
