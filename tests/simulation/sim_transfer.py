@@ -131,7 +131,7 @@ class SimTransfer:
     # --- writes -----------------------------------------------------------------------------------
 
     def _post_writes(self) -> None:
-        while self._is_running() and (write := self._prefill.next_write()) is not None:
+        while self._is_running() and (write := self._prefill.next_write(self._now())) is not None:
             self._prefill.write_posted(write, 1e-5)
             self._post(write)
             self._trace("write posted")
@@ -170,7 +170,7 @@ class SimTransfer:
         if not self._is_running():
             return
         if is_done:
-            self._do(self._prefill.write_done(write, self._now() - posted_at))
+            self._do(self._prefill.write_done(write, posted_at, self._now()))
         else:
             self._do(self._prefill.write_failed(write, f"{write.peer} does not answer"))
         self._trace("write ended")
@@ -200,6 +200,10 @@ class SimTransfer:
                     self._notify(effect)
 
     def _notify(self, effect: Notify) -> None:
+        """Every other one is lost: the runtime relays it anyway."""
+        if self._fabric.random.random() < 0.5:
+            return
+
         def arrive() -> None:
             peer = self._fabric.engines.get(effect.peer)
             if peer is not None:

@@ -82,14 +82,22 @@ def test_client_leaves_and_an_engine_dies(
     run_virtually(main())
 
 
-def test_closing_the_generator_ends_the_request(tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize("num_outputs", [1, 20])
+@pytest.mark.parametrize("local_prefill", ["never", "always"])
+def test_closing_the_generator_ends_the_request(
+    tiny_model_dir: Path, local_prefill: str, num_outputs: int
+) -> None:
+    """At once, and not when its 500 tokens are there."""
+
     async def main() -> None:
         world = SimWorld(tiny_model_dir)
-        async with world.runtime(local_prefill="never") as runtime:
+        async with world.runtime(local_prefill=local_prefill) as runtime:
             outputs = runtime.generate(request_for(world.prompt(50), 500))
-            await anext(outputs)
+            for _ in range(num_outputs):
+                await anext(outputs)
             await outputs.aclose()
             await world.settle(runtime)
+            assert world.points.get(("decode", "step ended"), 0) < num_outputs + 10
             assert b'dynrt_requests_total{outcome="cancelled"} 1.0' in runtime.metrics_text()
 
     run_virtually(main())

@@ -32,7 +32,9 @@ HARMS: list[Harm] = ["crash", "hang", "stall"]
 NUM_REQUESTS = 4
 
 
-def run_with(model_dir: Path, faults: list[Fault], seed: int = 0, workers: int = 1) -> SimWorld:
+def run_with(
+    model_dir: Path, faults: list[Fault], seed: int = 0, workers: int = 1, idle_s: float = 0.0
+) -> SimWorld:
     """Some requests while the faults strike, and one more when the fleet is complete again."""
     world = SimWorld(model_dir, seed, faults)
 
@@ -41,6 +43,7 @@ def run_with(model_dir: Path, faults: list[Fault], seed: int = 0, workers: int =
         async with world.runtime(prefill=workers, decode=workers, local_prefill="never", **limits) as runtime:
             await asyncio.gather(*(served(runtime, world, 20 + 40 * n, 8) for n in range(NUM_REQUESTS)))
             await world.complete(runtime, 2 * workers)
+            await asyncio.sleep(idle_s)
             await served(runtime, world, 100, 5)
 
     run_virtually(main())
@@ -87,7 +90,7 @@ def test_late_registration_of_a_dead_engine_counts_for_nothing(tiny_model_dir: P
     """Its message and its end cross: whichever is seen first, no worker stays that nobody is."""
     for seed in range(12):
         faults = [Fault(role, "step ended", "crash"), Fault(role, "registering", "crash", nth=2)]
-        world = run_with(tiny_model_dir, faults, seed)
+        world = run_with(tiny_model_dir, faults, seed, idle_s=10.0)  # a ghost would miss heartbeats by then
         assert all(fault.has_struck for fault in faults)
         assert len(world.engines) == 4
 
