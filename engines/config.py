@@ -9,6 +9,7 @@ import msgspec
 
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.messages import Role
+from dynrt.transfer.options import TransferOptions
 
 
 class SimConfig(msgspec.Struct, frozen=True):
@@ -37,4 +38,4 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_batch_tokens: int = 512  # tokens computed in one step, and so the longest chunk of a prompt
     max_batch_requests: int = 64
     sim: SimConfig = SimConfig()  # read where kind is "sim"
-    transfer_trace: str | None = None  # file to which the transfer thread writes its trace
+    transfer: TransferOptions = TransferOptions()

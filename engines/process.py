@@ -22,7 +22,6 @@ from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import PROTOCOL_VERSION, Register, Welcome
 from dynrt.transfer.thread import TransferThread
-from dynrt.transfer.trace import TransferTrace
 
 log = logging.getLogger("dynrt.engine")
 
@@ -60,7 +59,7 @@ class EngineProcess:
             to_runtime=lambda message: self._control.publish(message),
             to_compute=lambda order: self._compute.post(order),
             on_failure=self._end,
-            trace=None if config.transfer_trace is None else TransferTrace(Path(config.transfer_trace)),
+            options=config.transfer,
         )
         self._compute = ComputeThread(
             engine, self._transfer, self._clock, lambda news: self._control.publish(news), self._end

@@ -30,6 +30,7 @@ from dynrt.runtime.planning import (
     CacheSeen,
     Exposed,
     FirstTokenSeen,
+    PairDown,
     PairUp,
     PlannerActor,
     Pushed,
@@ -48,6 +49,7 @@ from dynrt.transfer.ledger import Decided
 log = logging.getLogger("dynrt.dispatcher")
 
 PLAN_TIMEOUT_S = 10.0
+SILENT_BEATS = 3  # heartbeats missed that make one worker likelier to hang than another
 
 
 class Dispatcher:
@@ -210,6 +212,10 @@ class Dispatcher:
         self._planner.tell(PairUp(prefill.incarnation, decode.incarnation))
         self._announce_change()
 
+    def pair_down(self, prefill: Worker, decode: Worker) -> None:
+        self._planner.tell(PairDown(prefill.incarnation, decode.incarnation))
+        self._announce_change()
+
     def engine_ended(self, worker_id: str, status: int) -> None:
         worker = self._fleet.by_id(worker_id)
         if worker is not None:
@@ -228,6 +234,14 @@ class Dispatcher:
         worker = self._fleet.get(incarnation)
         if worker is not None:
             self._supervisor.tell(Kill(worker.id, reason))
+
+    def kill_suspect(self, suspects: tuple[str, ...], reason: str) -> None:
+        """One of them keeps a handoff open: the one long silent if there is one, else the first."""
+        silent_since = self._now() - SILENT_BEATS * self._config.heartbeat_interval_s
+        workers = [worker for one in suspects if (worker := self._fleet.get(one)) is not None]
+        silent = [worker for worker in workers if worker.heard_at < silent_since]
+        for worker in sorted(silent, key=lambda worker: worker.heard_at)[:1] or workers[:1]:
+            self.kill(worker.incarnation, reason)
 
     async def changed(self) -> None:
         """Until a worker or a pair comes or goes."""

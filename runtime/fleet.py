@@ -36,6 +36,8 @@ class FleetObserver(Protocol):
 
     def pair_up(self, prefill: Worker, decode: Worker) -> None: ...
 
+    def pair_down(self, prefill: Worker, decode: Worker) -> None: ...
+
     def tell(self, incarnation: str, message: ToEngine) -> None:
         """Send; a worker that takes no messages is ended for it."""
 
@@ -131,13 +133,17 @@ class Fleet:
         if decode is None:
             return
         if message.error is not None:
-            log.error(
-                "pair refused", extra={"prefill": prefill.id, "decode": decode.id, "reason": message.error}
-            )
+            self._pair_failed(prefill, decode, message.error)
             return
         self._pairs.add((prefill.incarnation, decode.incarnation))
         log.info("pair connected", extra={"prefill": prefill.id, "decode": decode.id})
         self.observer.pair_up(prefill, decode)
+
+    def _pair_failed(self, prefill: Worker, decode: Worker, reason: str) -> None:
+        """Its connection could not be made, or broke and is being made again."""
+        log.error("pair not connected", extra={"prefill": prefill.id, "decode": decode.id, "reason": reason})
+        self._pairs.discard((prefill.incarnation, decode.incarnation))
+        self.observer.pair_down(prefill, decode)
 
     def pairs_to_connect(self) -> Iterator[tuple[Worker, Worker]]:
         """Eligible pairs that are not connected (yet)."""

@@ -30,6 +30,7 @@ from dynrt.transfer.events import (
     Reserved,
     ReserveRefused,
     Sent,
+    Stalled,
 )
 from dynrt.transfer.layout import KvGeometry
 
@@ -259,6 +260,7 @@ FromEngine = (
     | PeerConnected
     | Sent
     | Quiesced
+    | Stalled
     | Reserved
     | ReserveRefused
     | Committed

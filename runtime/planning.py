@@ -33,6 +33,11 @@ class PairUp(msgspec.Struct, frozen=True):
     decode: str
 
 
+class PairDown(msgspec.Struct, frozen=True):
+    prefill: str
+    decode: str
+
+
 class CacheSeen(msgspec.Struct, frozen=True):
     incarnation: str
     news: CacheEvents | CacheSnapshot
@@ -75,6 +80,7 @@ PlannerMessage = (
     | WorkerUp
     | WorkerDown
     | PairUp
+    | PairDown
     | CacheSeen
     | StepSeen
     | Pushed
@@ -122,6 +128,8 @@ class PlannerActor(Actor[PlannerMessage]):
                 planner.worker_left(incarnation)
             case PairUp(prefill, decode):
                 planner.pair_connected(prefill, decode)
+            case PairDown(prefill, decode):
+                planner.pair_disconnected(prefill, decode)
             case CacheSeen(incarnation, news):
                 self._note_cache(incarnation, news)
             case StepSeen(incarnation, load, timing):

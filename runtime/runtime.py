@@ -155,7 +155,7 @@ class Runtime:
         self._transfers = TransferManager(
             HandoffLedger(_LEDGER_LIMITS),
             self._dispatcher.tell,
-            self._dispatcher.kill,
+            self._dispatcher.kill_suspect,
             self._dispatcher.on_decided,
         )
         self._dispatcher.transfers = self._transfers

@@ -58,7 +58,7 @@ class TransferManager(Actor[TransferMessage]):
         self,
         ledger: HandoffLedger,
         tell: Callable[[str, ToEngine], None],
-        kill: Callable[[str, str], None],
+        kill: Callable[[tuple[str, ...], str], None],
         on_decided: Callable[[Decided], None],
     ) -> None:
         super().__init__("transfer manager")
@@ -71,6 +71,11 @@ class TransferManager(Actor[TransferMessage]):
     @property
     def open_handoffs(self) -> int:
         return self._ledger.num_open
+
+    @property
+    def oldest_handoff_s(self) -> float:
+        """Age of the handoff that has been open for longest; 0 without any."""
+        return self._ledger.oldest_s(asyncio.get_running_loop().time())
 
     async def receive(self, message: TransferMessage) -> None:
         now = asyncio.get_running_loop().time()
@@ -102,8 +107,8 @@ class TransferManager(Actor[TransferMessage]):
             match effect:
                 case Send(to, message):
                     self._send(to, message)
-                case Kill(incarnation, reason):
-                    self._kill(incarnation, reason)
+                case Kill(suspects, reason):
+                    self._kill(suspects, reason)
                 case Decided():
                     self._on_decided(effect)
                 case Closed():
@@ -113,7 +118,7 @@ class TransferManager(Actor[TransferMessage]):
         try:
             self._tell(to, message)
         except MailboxFullError as error:
-            self._kill(to, str(error))  # a full outbox is a hang
+            self._kill((to,), str(error))  # a full outbox is a hang
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 EMPTY_WRITE_S = 100e-6  # the prior: what a write without bytes costs; NIXL over loopback, Python included
 MAX_LAYER_GAP_S = 1.0  # a longer pause between two layers is a stalled process, not a layer
 
-_MEMORY = 0.98  # weight of the past at each new write: the last fifty or so count
-_LAYER_MEMORY = 0.75
+_MEMORY = 0.98  # weight of the past at each new observation: the last fifty or so count
 
 
 def exposed_s(group: int, send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> float:
@@ -31,56 +30,77 @@ def layers_per_push(send_s: float, layer_s: float, transfer_s: float, num_layers
     )
 
 
-class WriteCost:
-    """A write's duration as a fixed part and a part per byte: least squares over recent writes.
+class LinearFit:
+    """Durations as a fixed part and a part per size: least squares over the last fifty or so.
 
-    One imaginary empty write of EMPTY_WRITE_S keeps the two parts apart while all writes have the same size.
+    One imaginary observation of size 0 keeps the two parts apart while all real ones have the same size.
     """
 
-    def __init__(self) -> None:
-        self._count = self._bytes = self._seconds = self._bytes_bytes = self._bytes_seconds = 0.0
+    def __init__(self, assumed_fixed_s: float) -> None:
+        self._assumed_fixed_s = assumed_fixed_s
+        self._count = self._sizes = self._seconds = self._sizes_sizes = self._sizes_seconds = 0.0
 
-    def observe(self, num_bytes: int, seconds: float) -> None:
+    def observe(self, size: float, seconds: float) -> None:
         self._count = self._count * _MEMORY + 1
-        self._bytes = self._bytes * _MEMORY + num_bytes
+        self._sizes = self._sizes * _MEMORY + size
         self._seconds = self._seconds * _MEMORY + seconds
-        self._bytes_bytes = self._bytes_bytes * _MEMORY + num_bytes * num_bytes
-        self._bytes_seconds = self._bytes_seconds * _MEMORY + num_bytes * seconds
+        self._sizes_sizes = self._sizes_sizes * _MEMORY + size * size
+        self._sizes_seconds = self._sizes_seconds * _MEMORY + size * seconds
 
     def estimate(self) -> tuple[float, float]:
-        """Seconds of an empty write, seconds per byte; neither below zero."""
-        count, seconds = self._count + 1, self._seconds + EMPTY_WRITE_S
-        spread = count * self._bytes_bytes - self._bytes * self._bytes
+        """Seconds of size 0, seconds per unit of size; neither below zero."""
+        count, seconds = self._count + 1, self._seconds + self._assumed_fixed_s
+        spread = count * self._sizes_sizes - self._sizes * self._sizes
         if spread <= 0:
-            return EMPTY_WRITE_S, 0.0
-        per_byte = max(0.0, (count * self._bytes_seconds - self._bytes * seconds) / spread)
-        return max(0.0, (seconds - per_byte * self._bytes) / count), per_byte
+            return self._assumed_fixed_s, 0.0
+        per_size = max(0.0, (count * self._sizes_seconds - self._sizes * seconds) / spread)
+        return max(0.0, (seconds - per_size * self._sizes) / count), per_size
 
 
 class Pacing:
-    """Measures sends and layers as they happen and says how many layers to push at once."""
+    """Measures writes and layers as they happen, and says how many layers to push at once.
+
+    A write's own time begins when the one before it is through: while a link is busy, what was posted only queues.
+    A layer's time depends on how many blocks its step completes.
+    """
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
-        self._cost = WriteCost()
-        self._layer_s: float | None = None  # None: no step measured yet
+        self._write = LinearFit(EMPTY_WRITE_S)
+        self._layer = LinearFit(0.0)
+        self._num_blocks = 0  # of the current step
         self._last_layer: tuple[int, float] | None = None
+        self._has_layers = False
+        self._link_free_at = float("-inf")
+
+    @property
+    def byte_s(self) -> float:
+        """Seconds that a byte takes; 0 while nothing was measured."""
+        return self._write.estimate()[1]
+
+    def step_begins(self, num_blocks: int) -> None:
+        """The layers that follow are of a step that completes so many blocks."""
+        self._num_blocks, self._last_layer = num_blocks, None
 
     def layer_written(self, layer: int, now: float) -> None:
-        """`layer` of some step was written at `now`."""
+        """`layer` of the current step was written at `now`."""
         if self._last_layer is not None and layer == self._last_layer[0] + 1:
-            gap_s = min(MAX_LAYER_GAP_S, now - self._last_layer[1])
-            past_s = gap_s if self._layer_s is None else self._layer_s
-            self._layer_s = _LAYER_MEMORY * past_s + (1 - _LAYER_MEMORY) * gap_s
+            self._layer.observe(self._num_blocks, min(MAX_LAYER_GAP_S, now - self._last_layer[1]))
+            self._has_layers = True
         self._last_layer = (layer, now)
 
-    def write_done(self, num_bytes: int, seconds: float) -> None:
-        """A write was seen DONE so long after its post began."""
-        self._cost.observe(num_bytes, seconds)
+    def write_done(self, num_bytes: int, posted_at: float, done_at: float) -> float:
+        """A write was seen DONE; its own time."""
+        seconds = max(0.0, done_at - max(posted_at, self._link_free_at))
+        self._link_free_at = max(self._link_free_at, done_at)
+        self._write.observe(num_bytes, seconds)
+        return seconds
 
-    def layers_per_push(self, num_writes: int, layer_bytes: int) -> int:
-        """For a step whose every layer brings `layer_bytes` in `num_writes` writes."""
-        if self._layer_s is None:
+    def layers_per_push(self, num_writes: int, num_blocks: int, layer_bytes: int) -> int:
+        """For a step that completes `num_blocks`, `layer_bytes` in each layer, in `num_writes` writes."""
+        if not self._has_layers:
             return 1
-        send_s, byte_s = self._cost.estimate()
-        return layers_per_push(num_writes * send_s, self._layer_s, layer_bytes * byte_s, self._num_layers)
+        send_s, byte_s = self._write.estimate()
+        layer_fixed_s, block_s = self._layer.estimate()
+        layer_s = layer_fixed_s + num_blocks * block_s
+        return layers_per_push(num_writes * send_s, layer_s, layer_bytes * byte_s, self._num_layers)

@@ -5,14 +5,15 @@ Sans-IO: events and the time go in, effects come out. The table of states and ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Literal
+from typing import Literal, Protocol
 
 from dynrt.transfer.bounded import BoundedDict
 from dynrt.transfer.effects import DecodeEffect, Order, Tell
 from dynrt.transfer.events import (
     CancelHandoff,
+    Cause,
     Committed,
     Drained,
     FirstToken,
@@ -51,6 +52,8 @@ class _Handoff:
     state: DecodeState = DecodeState.RECEIVING
     first_token: FirstToken | None = None
     reason: str = ""
+    cause: Cause = "cancelled"
+    checksums: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by unit, as they were sent
     quiet_polls: int = 0  # FENCED: polls since anything was new
     quiet_since: float = 0.0
 
@@ -64,13 +67,25 @@ class _Handoff:
         return self.units.missing == 0
 
 
-class DecodeEnd:
-    """All handoffs whose blocks are reserved here. `host` names the clock that `received_at` is read from."""
+class ReadChecksum(Protocol):
+    """What lies in a block of a layer now."""
 
-    def __init__(self, num_ranks: int, num_layers: int, host: str) -> None:
+    def __call__(self, rank: int, layer: int, block_id: int) -> int: ...
+
+
+class DecodeEnd:
+    """All handoffs whose blocks are reserved here. `host` names the clock that `received_at` is read from.
+
+    With `read_checksum`, a handoff is committed only if every block is what was sent.
+    """
+
+    def __init__(
+        self, num_ranks: int, num_layers: int, host: str, read_checksum: ReadChecksum | None = None
+    ) -> None:
         self._num_ranks = num_ranks
         self._num_layers = num_layers
         self._host = host
+        self._read_checksum = read_checksum
         self._open: dict[HandoffId, _Handoff] = {}
         self._ended: BoundedDict[HandoffId, Literal["committed", "drained"]] = BoundedDict(TOMBSTONES)
         self._dead_peers: BoundedDict[str, None] = BoundedDict(DEAD_PEERS)
@@ -93,7 +108,7 @@ class DecodeEnd:
             return [Order(ReleaseBlocks(*handoff_id))]
         if event.peer in self._dead_peers:
             self._ended[handoff_id] = "drained"
-            drained = Drained(*handoff_id, f"prefill worker {event.peer} is dead")
+            drained = Drained(*handoff_id, f"prefill worker {event.peer} is dead", "fenced")
             return [Order(ReleaseBlocks(*handoff_id)), Tell(drained)]
         assert handoff_id not in self._open, f"{event.key.hex()}:{event.epoch} was reserved twice"
         units = UnitSet(self._num_ranks, self._num_layers, len(event.block_ids))
@@ -120,17 +135,18 @@ class DecodeEnd:
         handoff = self._open.get(event.id)
         if handoff is None or handoff.is_complete or handoff.state is DecodeState.FENCED:
             return []
-        reason = handoff.reason or "the prefill end stopped before it had sent all"
+        if not handoff.reason:
+            handoff.reason, handoff.cause = "the prefill end stopped before it had sent all", "transport"
         if event.clean:
-            return self._drain(handoff, reason)
-        self._fence(handoff, reason, now)
+            return self._drain(handoff)
+        self._fence(handoff, now)
         return []
 
     def cancel(self, event: CancelHandoff) -> list[DecodeEffect]:
         """Give up. Frees at once if nothing can be in flight; after COMMITTED the engine's abort deals with it."""
         handoff = self._open.get(event.id)
         if handoff is not None:
-            return self._cancel(handoff, event.reason)
+            return self._cancel(handoff, event.reason, "cancelled")
         if self._ended.get(event.id) == "committed":
             return []
         self._early_tokens.pop(event.id, None)
@@ -142,8 +158,11 @@ class DecodeEnd:
         self._dead_peers[incarnation] = None
         for handoff in self._open.values():
             is_affected = handoff.reservation.peer == incarnation and not handoff.is_complete
-            if is_affected and handoff.state is not DecodeState.FENCED:
-                self._fence(handoff, handoff.reason or f"prefill worker {incarnation} is dead", now)
+            if not is_affected or handoff.state is DecodeState.FENCED:
+                continue
+            if not handoff.reason:
+                handoff.reason, handoff.cause = f"prefill worker {incarnation} is dead", "fenced"
+            self._fence(handoff, now)
 
     def renew(self, event: RenewLease, now: float) -> None:
         """The runtime still wants these."""
@@ -169,9 +188,11 @@ class DecodeEnd:
         if handoff.units.missing == missing_before:
             return []
         handoff.last_unit_at = now
+        if self._read_checksum is not None:
+            _note_checksums(handoff, event)
         handoff.quiet_polls, handoff.quiet_since = 0, now
         if handoff.state is DecodeState.CANCELLING and handoff.is_complete:
-            return self._drain(handoff, handoff.reason)
+            return self._drain(handoff)
         return self._commit_if_ready(handoff)
 
     def polled(self, now: float) -> list[DecodeEffect]:
@@ -181,42 +202,71 @@ class DecodeEnd:
             if handoff.state is DecodeState.FENCED:
                 effects += self._polled_fenced(handoff, now)
             elif handoff.state is DecodeState.RECEIVING and now >= handoff.lease_until:
-                effects += [Tell(LeaseExpired(*handoff.id)), *self._cancel(handoff, "the lease expired")]
+                effects += [
+                    Tell(LeaseExpired(*handoff.id)),
+                    *self._cancel(handoff, "the lease expired", "lease"),
+                ]
         return effects
 
     def _polled_fenced(self, handoff: _Handoff, now: float) -> list[DecodeEffect]:
         handoff.quiet_polls += 1
         if handoff.quiet_polls < QUIET_POLLS or now - handoff.quiet_since < QUIET_S:
             return []
-        return self._drain(handoff, handoff.reason)
+        return self._drain(handoff)
 
     # --- transitions ------------------------------------------------------------------------------
 
-    def _cancel(self, handoff: _Handoff, reason: str) -> list[DecodeEffect]:
+    def _cancel(self, handoff: _Handoff, reason: str, cause: Cause) -> list[DecodeEffect]:
+        if not handoff.reason:
+            handoff.reason, handoff.cause = reason, cause
         if handoff.is_complete:
-            return self._drain(handoff, reason)
+            return self._drain(handoff)
         if handoff.state is DecodeState.RECEIVING:
-            handoff.state, handoff.reason = DecodeState.CANCELLING, reason
+            handoff.state = DecodeState.CANCELLING
         return []
 
-    def _fence(self, handoff: _Handoff, reason: str, now: float) -> None:
-        handoff.state, handoff.reason = DecodeState.FENCED, reason
+    def _fence(self, handoff: _Handoff, now: float) -> None:
+        handoff.state = DecodeState.FENCED
         handoff.quiet_polls, handoff.quiet_since = 0, now
 
     def _commit_if_ready(self, handoff: _Handoff) -> list[DecodeEffect]:
         first = handoff.first_token
         if handoff.state is not DecodeState.RECEIVING or not handoff.is_complete or first is None:
             return []
+        fault = self._find_corruption(handoff)
+        if fault is not None:
+            handoff.reason, handoff.cause = fault, "checksum"
+            return self._drain(handoff)
         self._forget(handoff, "committed")
         order = CommitBlocks(*handoff.id, first.token_id, first.chars_emitted)
         # Told first: the request may end with the very next step, and the runtime must know by then that it was
         # committed. Should the runtime cancel meanwhile, the compute thread knows that a drop can cross a commit.
         return [Tell(Committed(*handoff.id, handoff.last_unit_at, self._host)), Order(order)]
 
-    def _drain(self, handoff: _Handoff, reason: str) -> list[DecodeEffect]:
+    def _find_corruption(self, handoff: _Handoff) -> str | None:
+        """The first unit that is not what was sent; None if all are, or nobody asked."""
+        if self._read_checksum is None:
+            return None
+        for rank in range(self._num_ranks):
+            for layer in range(self._num_layers):
+                for index, block_id in enumerate(handoff.reservation.block_ids):
+                    sent = handoff.checksums.get((rank, layer, index))
+                    found = self._read_checksum(rank, layer, block_id)
+                    if sent != found:
+                        return f"rank {rank}, layer {layer}, block {block_id} has checksum {found}, sent was {sent}"
+        return None
+
+    def _drain(self, handoff: _Handoff) -> list[DecodeEffect]:
         self._forget(handoff, "drained")
-        return [Order(ReleaseBlocks(*handoff.id)), Tell(Drained(*handoff.id, reason))]
+        drained = Drained(*handoff.id, handoff.reason, handoff.cause)
+        return [Order(ReleaseBlocks(*handoff.id)), Tell(drained)]
 
     def _forget(self, handoff: _Handoff, outcome: Literal["committed", "drained"]) -> None:
         del self._open[handoff.id]
         self._ended[handoff.id] = outcome
+
+
+def _note_checksums(handoff: _Handoff, event: UnitsWritten) -> None:
+    units = event.units
+    keys = ((units.rank, layer, block) for layer in units.layers() for block in units.blocks())
+    handoff.checksums.update(zip(keys, event.checksums, strict=False))  # none from a sender that makes none

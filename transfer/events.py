@@ -6,9 +6,22 @@ is idempotent, and may be lost with its sender; who acts then is in docs/design.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 KEY_BYTES = 16
+
+Cause = Literal[
+    "cancelled",  # nobody wanted it any more
+    "transport",  # a write failed or stalled
+    "lease",  # the decode end heard nothing for its lease
+    "refused",  # decode cannot take this prompt
+    "overdue",  # an end did not answer in time
+    "fenced",  # a worker died
+    "checksum",  # bytes arrived that were not sent
+    "mismatch",  # the two ends disagree about the prompt's length
+]
 
 
 class HandoffMessage(msgspec.Struct, frozen=True):
@@ -86,7 +99,7 @@ class ConnectPeer(msgspec.Struct, frozen=True, tag=True):
 
 
 class PeerConnected(msgspec.Struct, frozen=True, tag=True):
-    """The prefill end can push to `incarnation`; `error` says why not."""
+    """The prefill end can push to `incarnation`; `error` says why not (any more)."""
 
     incarnation: str
     error: str | None = None
@@ -98,7 +111,7 @@ class Sent(HandoffMessage, frozen=True, tag=True):
     kv_bytes: int
     num_writes: int
     post_s: float  # seconds that the transfer thread spent inside post calls
-    link_s: float  # from each write's post until it was seen DONE, summed
+    link_s: float  # that the link was busy with these writes: each from its post, or its predecessor's end
 
 
 class Quiesced(HandoffMessage, frozen=True, tag=True):
@@ -106,6 +119,11 @@ class Quiesced(HandoffMessage, frozen=True, tag=True):
 
     reason: str
     clean: bool = True  # False: a write failed on a broken connection, bytes already sent may still land
+    cause: Cause = "cancelled"
+
+
+class Stalled(HandoffMessage, frozen=True, tag=True):
+    """Writes of this handoff do not end. The prefill end posts no more, but Quiesced may never come."""
 
 
 # --- the decode end to the runtime ----------------------------------------------------------------
@@ -136,6 +154,7 @@ class Drained(HandoffMessage, frozen=True, tag=True):
     """The reservation is over and its blocks are free."""
 
     reason: str
+    cause: Cause = "cancelled"
 
 
 class LeaseExpired(HandoffMessage, frozen=True, tag=True):
@@ -144,5 +163,5 @@ class LeaseExpired(HandoffMessage, frozen=True, tag=True):
 
 ToPrefillEnd = Arm | CancelHandoff | FencePeer | ConnectPeer
 ToDecodeEnd = FirstToken | RenewLease | PeerQuiesced | CancelHandoff | FencePeer | ConnectPeer
-FromPrefillEnd = PeerConnected | Sent | Quiesced
+FromPrefillEnd = PeerConnected | Sent | Quiesced | Stalled
 FromDecodeEnd = Reserved | ReserveRefused | Committed | Drained | LeaseExpired

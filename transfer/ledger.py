@@ -16,6 +16,7 @@ import msgspec
 from dynrt.transfer.events import (
     Arm,
     CancelHandoff,
+    Cause,
     Committed,
     Drained,
     FencePeer,
@@ -30,6 +31,7 @@ from dynrt.transfer.events import (
     Reserved,
     ReserveRefused,
     Sent,
+    Stalled,
     ToDecodeEnd,
     ToPrefillEnd,
 )
@@ -42,6 +44,7 @@ class LedgerLimits(msgspec.Struct, frozen=True):
     """How long the runtime waits for what, and how much it keeps."""
 
     reserve_answer_s: float = 30.0  # Reserved or ReserveRefused after `open`
+    push_s: float = 120.0  # Sent, once the first token is known: all was computed, so it can only be slow
     settle_s: float = 5.0  # an end's last message, once nothing but itself keeps it from sending that
     lease_s: float = 30.0
     max_open: int = 16384
@@ -55,9 +58,12 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """This worker hangs: end its process, and call `worker_lost` once it is dead."""
+    """One of these workers hangs: end its process, and call `worker_lost` once it is dead.
 
-    incarnation: str
+    The likeliest comes first; but a write does not end either if its receiver hangs, which the caller can tell.
+    """
+
+    suspects: tuple[str, ...]
     reason: str
 
 
@@ -73,6 +79,7 @@ class Decided(msgspec.Struct, frozen=True):
     reason: str
     received_at: float | None = None  # "committed": when the last unit was counted, on the clock of `host`
     host: str | None = None
+    cause: Cause | None = None  # None: "committed"
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -104,6 +111,7 @@ class _Handoff:
     prefill: str
     decode: str
     deadline: float | None
+    opened_at: float
     phase: Phase = Phase.RESERVING
     prefill_end: EndState = EndState.OPEN
     decode_end: EndState = EndState.OPEN
@@ -111,8 +119,12 @@ class _Handoff:
     has_first_token: bool = False
     is_decided: bool = False
 
-    def decide(self, outcome: Outcome, reason: str) -> list[LedgerEffect]:
-        return self.decided(Decided(self.id, outcome, reason))
+    def decide(self, cause: Cause, reason: str) -> list[LedgerEffect]:
+        """It comes to nothing."""
+        outcome: Outcome = "failed"
+        if cause == "cancelled" or cause == "fenced":
+            outcome = cause
+        return self.decided(Decided(self.id, outcome, reason, cause=cause))
 
     def decided(self, decided: Decided) -> list[LedgerEffect]:
         """`decided`, the first time."""
@@ -132,12 +144,17 @@ class HandoffLedger:
     def __init__(self, limits: LedgerLimits) -> None:
         self._limits = limits
         self._open: dict[HandoffId, _Handoff] = {}
-        self._condemned: set[str] = set()  # asked to be killed, not yet lost
+        self._condemned: set[tuple[str, ...]] = set()  # suspects of whom one was asked to be killed
         self._renew_at: float | None = None
 
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    def oldest_s(self, now: float) -> float:
+        """Age of the handoff that has been open for longest; 0 without any."""
+        oldest = next(iter(self._open.values()), None)
+        return 0.0 if oldest is None else now - oldest.opened_at
 
     # --- intent -----------------------------------------------------------------------------------
 
@@ -146,7 +163,8 @@ class HandoffLedger:
         assert prefill != decode, "a worker hands nothing to itself"
         assert handoff_id not in self._open, "an epoch is used once"
         assert len(self._open) < self._limits.max_open, "admission must keep the open handoffs below max_open"
-        self._open[handoff_id] = _Handoff(handoff_id, prefill, decode, now + self._limits.reserve_answer_s)
+        deadline = now + self._limits.reserve_answer_s
+        self._open[handoff_id] = _Handoff(handoff_id, prefill, decode, deadline, now)
         if self._renew_at is None:
             self._renew_at = now + self._limits.lease_s / 3
 
@@ -168,7 +186,7 @@ class HandoffLedger:
 
     def worker_lost(self, incarnation: str, now: float) -> list[LedgerEffect]:
         """That process is dead. The caller may tell FencePeer to every other worker as well: it is idempotent."""
-        self._condemned.discard(incarnation)
+        self._condemned = {suspects for suspects in self._condemned if incarnation not in suspects}
         affected = [h for h in self._open.values() if incarnation in (h.prefill, h.decode)]
         effects: list[LedgerEffect] = []
         effects += [Send(peer, FencePeer(incarnation)) for peer in _peers_to_fence(affected, incarnation)]
@@ -199,11 +217,15 @@ class HandoffLedger:
         if handoff is None:
             return []
         # Asked to cancel what it did not know yet, a worker answers for both ends: heed the one that it is.
-        if isinstance(message, Sent | Quiesced):
+        if isinstance(message, Sent | Quiesced | Stalled):
             return self._from_prefill(handoff, message, now) if sender == handoff.prefill else []
         return self._from_decode(handoff, message, now) if sender == handoff.decode else []
 
-    def _from_prefill(self, handoff: _Handoff, message: Sent | Quiesced, now: float) -> list[LedgerEffect]:
+    def _from_prefill(
+        self, handoff: _Handoff, message: Sent | Quiesced | Stalled, now: float
+    ) -> list[LedgerEffect]:
+        if isinstance(message, Stalled):
+            return self._stalled(handoff, now)
         if handoff.prefill_end is EndState.OPEN:
             handoff.prefill_end = EndState.ENDED
         if isinstance(message, Quiesced):
@@ -212,10 +234,16 @@ class HandoffLedger:
         self._expect_commit(handoff, now)
         return self._close_if_over(handoff)
 
+    def _stalled(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+        if handoff.phase in (Phase.CANCELLING, Phase.COMMITTED):
+            return []
+        return self._cancel(handoff, "transport", "its writes do not end", now)
+
     def _quiesced(self, handoff: _Handoff, message: Quiesced, now: float) -> list[LedgerEffect]:
         stopped: list[LedgerEffect] = []
         if handoff.phase in (Phase.RESERVING, Phase.PUSHING):
-            stopped = self._cancel(handoff, "failed", message.reason, now)
+            cause = message.cause if message.cause != "cancelled" else "refused"
+            stopped = self._cancel(handoff, cause, message.reason, now)
         return [*stopped, *self._relay_quiesced(handoff, message.clean, now), *self._close_if_over(handoff)]
 
     def _relay_quiesced(self, handoff: _Handoff, clean: bool, now: float) -> list[LedgerEffect]:
@@ -227,18 +255,21 @@ class HandoffLedger:
     def _from_decode(self, handoff: _Handoff, message: FromDecodeEnd, now: float) -> list[LedgerEffect]:
         match message:
             case Reserved():
-                return self._reserved(handoff, message)
+                return self._reserved(handoff, message, now)
             case Committed():
                 return self._committed(handoff, message, now)
-            case ReserveRefused(reason=reason) | Drained(reason=reason):
-                return self._decode_gave_up(handoff, reason, now)
+            case ReserveRefused(reason=reason):
+                return self._decode_gave_up(handoff, "refused", reason, now)
+            case Drained(reason=reason, cause=cause):
+                return self._decode_gave_up(handoff, cause, reason, now)
             case LeaseExpired():
                 return self._lease_expired(handoff, now)
 
-    def _reserved(self, handoff: _Handoff, message: Reserved) -> list[LedgerEffect]:
+    def _reserved(self, handoff: _Handoff, message: Reserved, now: float) -> list[LedgerEffect]:
         if handoff.phase is not Phase.RESERVING:
             return []
         handoff.phase, handoff.deadline = Phase.PUSHING, None
+        self._expect_commit(handoff, now)
         return [
             Send(handoff.prefill, Arm(*handoff.id, handoff.decode, message.first_block, message.block_ids))
         ]
@@ -250,17 +281,18 @@ class HandoffLedger:
         decided = Decided(handoff.id, "committed", "", message.received_at, message.host)
         return handoff.decided(decided) + self._close_if_over(handoff)
 
-    def _decode_gave_up(self, handoff: _Handoff, reason: str, now: float) -> list[LedgerEffect]:
+    def _decode_gave_up(self, handoff: _Handoff, cause: Cause, reason: str, now: float) -> list[LedgerEffect]:
         handoff.decode_end = EndState.ENDED
         if handoff.phase is Phase.CANCELLING:
             return self._close_if_over(handoff)
-        outcome: Outcome = "fenced" if handoff.prefill_end is EndState.LOST else "failed"
-        return self._cancel(handoff, outcome, reason, now)
+        if handoff.prefill_end is EndState.LOST:
+            cause = "fenced"
+        return self._cancel(handoff, cause, reason, now)
 
     def _lease_expired(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
         if handoff.phase is Phase.CANCELLING:
             return []
-        return self._cancel(handoff, "failed", "the decode worker's lease expired", now)
+        return self._cancel(handoff, "lease", "the decode worker's lease expired", now)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -293,31 +325,41 @@ class HandoffLedger:
         match handoff.phase:
             case Phase.RESERVING:
                 reason = f"no answer to the reservation in {self._limits.reserve_answer_s:g} s"
-                return self._cancel(handoff, "failed", reason, now)
+                return self._cancel(handoff, "overdue", reason, now)
             case Phase.PUSHING:
-                reason = f"all was sent, but not committed in {self._limits.settle_s:g} s"
-                return self._cancel(handoff, "failed", reason, now)
+                return self._cancel(handoff, "overdue", self._too_slow(handoff), now)
             case Phase.CANCELLING | Phase.COMMITTED:
                 handoff.deadline = now + self._limits.settle_s
                 return self._kill(handoff)
 
+    def _too_slow(self, handoff: _Handoff) -> str:
+        if handoff.kv_bytes is None:
+            return f"not all was sent {self._limits.push_s:g} s after the prompt was computed"
+        return f"all was sent, but not committed in {self._limits.settle_s:g} s"
+
     def _kill(self, handoff: _Handoff) -> list[LedgerEffect]:
         """Whoever keeps this handoff open hangs. Decode waits for the prefill end, so that one first."""
-        hung = handoff.prefill if handoff.prefill_end is EndState.OPEN else handoff.decode
-        if hung in self._condemned:
+        ends = ((handoff.prefill_end, handoff.prefill), (handoff.decode_end, handoff.decode))
+        suspects = tuple(worker for end, worker in ends if end is EndState.OPEN)
+        if handoff.decode_end is EndState.ENDED:
+            suspects = (
+                handoff.prefill,
+                handoff.decode,
+            )  # it spoke its last word; its transport may hang still
+        if suspects in self._condemned:
             return []
-        self._condemned.add(hung)
-        return [Kill(hung, f"did not end handoff {handoff.id[0].hex()} in {self._limits.settle_s:g} s")]
+        self._condemned.add(suspects)
+        return [Kill(suspects, f"did not end handoff {handoff.id[0].hex()} in {self._limits.settle_s:g} s")]
 
     # --- transitions ------------------------------------------------------------------------------
 
     def _expect_commit(self, handoff: _Handoff, now: float) -> None:
-        all_was_sent = handoff.kv_bytes is not None and handoff.has_first_token
-        if all_was_sent and handoff.phase is Phase.PUSHING:
-            handoff.deadline = now + self._limits.settle_s
+        if handoff.phase is Phase.PUSHING and handoff.has_first_token:
+            is_sent = handoff.kv_bytes is not None
+            handoff.deadline = now + (self._limits.settle_s if is_sent else self._limits.push_s)
 
-    def _cancel(self, handoff: _Handoff, outcome: Outcome, reason: str, now: float) -> list[LedgerEffect]:
-        effects = handoff.decide(outcome, reason)
+    def _cancel(self, handoff: _Handoff, cause: Cause, reason: str, now: float) -> list[LedgerEffect]:
+        effects = handoff.decide(cause, reason)
         was_sent = handoff.phase is not Phase.CANCELLING and handoff.kv_bytes is not None
         handoff.phase, handoff.deadline = Phase.CANCELLING, now + self._limits.settle_s
         ends = ((handoff.prefill_end, handoff.prefill), (handoff.decode_end, handoff.decode))

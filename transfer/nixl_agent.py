@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from enum import Enum
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dynrt.transfer.agent import NixlError, WriteState
 from dynrt.transfer.layout import KvGeometry, KvRegion
 from dynrt.transfer.units import UnitRange
 
@@ -39,18 +39,6 @@ _NIXL_ERRORS = tuple(
     for value in vars(nixl.nixlBind).values()
     if isinstance(value, type) and issubclass(value, Exception)
 )
-
-
-class NixlError(Exception):
-    """NIXL, or the connection under it, failed."""
-
-
-class WriteState(Enum):
-    """NIXL's names: where a posted write is."""
-
-    DONE = "DONE"
-    IN_FLIGHT = "PROC"
-    FAILED = "ERR"
 
 
 class AgentCard(msgspec.Struct, frozen=True, array_like=True):

@@ -1,12 +1,13 @@
-"""The notifications that travel over NIXL from the prefill end to the decode end: 40 bytes, little-endian.
+"""The notifications that travel over NIXL from the prefill end to the decode end, little-endian, 40 bytes.
 
 `kind, flags, rank, first_layer, num_layers, first_block, num_blocks, epoch, key`. Blocks are indices into the
-reservation's block list. Fixed width, because NIXL matches and prints notifications as plain bytes.
+reservation's block list. In checksum mode the blocks' checksums follow, 4 bytes each, layer after layer.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import msgspec
 
@@ -21,9 +22,10 @@ _CLEAN = 1
 
 
 class UnitsWritten(HandoffMessage, frozen=True):
-    """Sent with a write: these units lie in the receiver's memory."""
+    """Sent with a write: these units lie in the receiver's memory. `checksums`: of each, or none."""
 
     units: UnitRange
+    checksums: tuple[int, ...] = ()
 
 
 class SenderQuiesced(HandoffMessage, frozen=True):
@@ -39,8 +41,9 @@ class MalformedNotificationError(ValueError):
 Notification = UnitsWritten | SenderQuiesced
 
 
-def encode_written(key: bytes, epoch: int, units: UnitRange) -> bytes:
-    return _LAYOUT.pack(_WRITTEN, 0, *msgspec.structs.astuple(units), epoch, key)
+def encode_written(key: bytes, epoch: int, units: UnitRange, checksums: Sequence[int] = ()) -> bytes:
+    fixed = _LAYOUT.pack(_WRITTEN, 0, *msgspec.structs.astuple(units), epoch, key)
+    return fixed + struct.pack(f"<{len(checksums)}I", *checksums)
 
 
 def encode_quiesced(key: bytes, epoch: int, *, clean: bool) -> bytes:
@@ -49,11 +52,21 @@ def encode_quiesced(key: bytes, epoch: int, *, clean: bool) -> bytes:
 
 def decode(packed: bytes) -> Notification:
     """The inverse of the two above. MalformedNotificationError: wrong length or an unknown kind."""
-    if len(packed) != NOTIFICATION_BYTES:
+    if len(packed) < NOTIFICATION_BYTES:
         raise MalformedNotificationError(f"{len(packed)} bytes, expected {NOTIFICATION_BYTES}")
-    kind, flags, rank, first_layer, num_layers, first_block, num_blocks, epoch, key = _LAYOUT.unpack(packed)
+    kind, flags, rank, first_layer, num_layers, first_block, num_blocks, epoch, key = _LAYOUT.unpack_from(
+        packed
+    )
     if kind == _WRITTEN:
-        return UnitsWritten(key, epoch, UnitRange(rank, first_layer, num_layers, first_block, num_blocks))
-    if kind == _QUIESCED:
+        units = UnitRange(rank, first_layer, num_layers, first_block, num_blocks)
+        return UnitsWritten(key, epoch, units, _checksums(packed, num_layers * num_blocks))
+    if kind == _QUIESCED and len(packed) == NOTIFICATION_BYTES:
         return SenderQuiesced(key, epoch, bool(flags & _CLEAN))
     raise MalformedNotificationError(f"kind {kind}, expected {_WRITTEN} or {_QUIESCED}")
+
+
+def _checksums(packed: bytes, num_units: int) -> tuple[int, ...]:
+    size = len(packed) - NOTIFICATION_BYTES
+    if size not in (0, 4 * num_units):
+        raise MalformedNotificationError(f"{size} bytes of checksums for {num_units} units")
+    return struct.unpack_from(f"<{size // 4}I", packed, NOTIFICATION_BYTES)

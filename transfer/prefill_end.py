@@ -14,15 +14,16 @@ import msgspec
 from dynrt.transfer.bounded import BoundedDict
 from dynrt.transfer.coalescing import Pacing
 from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
-from dynrt.transfer.events import Arm, CancelHandoff, Quiesced, Sent
+from dynrt.transfer.events import Arm, CancelHandoff, Cause, Quiesced, Sent, Stalled
 from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
 from dynrt.transfer.notifications import encode_quiesced
 from dynrt.transfer.units import UnitRange
+from dynrt.transfer.window import Windows, max_write_bytes
 
 HandoffId = tuple[bytes, int]
 
 TOMBSTONES = 8192  # ended handoffs remembered, so that nothing late can open them again
-MAX_WRITE_BYTES = 32 << 20  # host memory is copied inside the post: bounds how long one keeps the thread
+STALL_S = 5.0  # several times what a full window takes
 
 
 class PrefillState(Enum):
@@ -63,18 +64,28 @@ class _Extent:
 @dataclass
 class _Handoff:
     id: HandoffId
+    number: int  # in the order in which they were opened
     state: PrefillState = PrefillState.COMPUTING
     arm: Arm | None = None
     extents: list[_Extent] = field(default_factory=list)  # not yet posted in full, oldest first
     num_announced: int = 0  # prompt blocks 0 … num_announced - 1 were announced
     num_prompt_blocks: int | None = None
     num_unfinished: int = 0  # posted, not yet seen DONE
+    moved_at: float = 0.0  # the last time that a write was posted or seen to end
+    is_stalled: bool = False
     clean: bool = True
     reason: str = ""
+    cause: Cause = "cancelled"
     kv_bytes: int = 0
     num_writes: int = 0
     post_s: float = 0.0
     link_s: float = 0.0
+
+    @property
+    def urgency(self) -> tuple[int, int]:
+        """Blocks still to be computed, least first: whose prompt ends soonest. Then first come, first served."""
+        assert self.num_prompt_blocks is not None, "nothing was announced"
+        return self.num_prompt_blocks - self.num_announced, self.number
 
     def cut_to_target(self) -> None:
         """Forget source blocks that decode holds already: its own prefix hit is not sent."""
@@ -97,7 +108,9 @@ class PrefillEnd:
         self._ended: BoundedDict[HandoffId, None] = BoundedDict(TOMBSTONES)
         self._step: list[_Extent] = []  # extents that the current step completes
         self._step_ids: list[HandoffId] = []
-        self._postable: dict[HandoffId, None] = {}  # handoffs that may have something to post, in order
+        self._num_opened = 0
+        self._windows = Windows()
+        self._postable: dict[str, set[HandoffId]] = {}  # by peer, handoffs that may have something to post
 
     @property
     def num_open(self) -> int:
@@ -114,7 +127,7 @@ class PrefillEnd:
         handoff_id = event.key, event.epoch
         if handoff_id in self._ended:
             return [Order(ReleaseBlocks(*handoff_id))]
-        self._open.setdefault(handoff_id, _Handoff(handoff_id))  # its Arm can have come before
+        self._get_or_open(handoff_id)  # its Arm can have come before
         return []
 
     def step_begins(self, ready: list[BlocksReady]) -> list[PrefillEffect]:
@@ -124,8 +137,10 @@ class PrefillEnd:
         )
         self._step, self._step_ids = [], []
         effects = [effect for blocks in ready for effect in self._announced(blocks)]
-        layer_bytes = sum(len(extent.block_ids) for extent in self._step) * self._layer_block_bytes
-        group = self._pacing.layers_per_push(len(self._step), layer_bytes) if self._step else 1
+        num_blocks = sum(len(extent.block_ids) for extent in self._step)
+        self._pacing.step_begins(num_blocks)
+        layer_bytes = num_blocks * self._layer_block_bytes
+        group = self._pacing.layers_per_push(len(self._step), num_blocks, layer_bytes)
         for extent in self._step:
             extent.layers_per_push = group
         return effects
@@ -165,7 +180,7 @@ class PrefillEnd:
         """The target is known; what is written already may be posted at once."""
         if event.id in self._ended:
             return []
-        handoff = self._open.setdefault(event.id, _Handoff(event.id))  # its PrefillOpened can still come
+        handoff = self._get_or_open(event.id)  # its PrefillOpened can still come
         if handoff.state is not PrefillState.COMPUTING:
             return []
         handoff.arm, handoff.state = event, PrefillState.PUSHING
@@ -177,7 +192,7 @@ class PrefillEnd:
         if handoff is None:
             self._ended[event.id] = None
             return [Tell(Quiesced(*event.id, event.reason))]
-        return self._stop(handoff, event.reason)
+        return self._stop(handoff, event.reason, "cancelled")
 
     def fence(self, incarnation: str) -> list[PrefillEffect]:
         """That peer is dead: nothing that was posted to it can land, so nothing is waited for."""
@@ -185,21 +200,54 @@ class PrefillEnd:
         effects: list[PrefillEffect] = []
         for handoff in fenced:
             reason = f"decode worker {incarnation} is dead"
-            effects += self._end(handoff, Quiesced(*handoff.id, reason))
+            effects += self._end(handoff, Quiesced(*handoff.id, reason, cause="fenced"))
+        self._windows.fenced(incarnation)
+        return effects
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def hold(self, peer: str) -> None:
+        """Its connection is broken: post nothing to it until `resume`."""
+        self._windows.hold(peer)
+
+    def resume(self, peer: str) -> None:
+        self._windows.resume(peer)
+
+    def num_unfinished(self, peer: str) -> int:
+        """Writes to `peer` that were posted and not seen to end."""
+        return self._windows.num_writes(peer)
+
+    def polled(self, now: float) -> list[PrefillEffect]:
+        """Stop handoffs whose writes have not moved for STALL_S, and say so: waiting alone may never end them."""
+        effects: list[PrefillEffect] = []
+        for handoff in list(self._open.values()):
+            waits = handoff.num_unfinished > 0 and not handoff.is_stalled
+            if waits and now - handoff.moved_at >= STALL_S:
+                handoff.is_stalled = True
+                effects += [
+                    Tell(Stalled(*handoff.id)),
+                    *self._stop(handoff, "its writes do not end", "transport"),
+                ]
         return effects
 
     # --- from the writes --------------------------------------------------------------------------
 
-    def next_write(self) -> Write | None:
+    def next_write(self, now: float) -> Write | None:
         """The write to post now, None if there is none. It counts as posted until it is reported to have ended."""
-        for handoff_id in list(self._postable):
-            handoff = self._open[handoff_id]
-            write = self._next_write_of(handoff)
+        byte_s = self._pacing.byte_s
+        with_room = [peer for peer in self._postable if self._windows.has_room(peer, byte_s)]
+        for handoff in sorted(self._waiting_for(with_room), key=lambda handoff: handoff.urgency):
+            write = self._next_write_of(handoff, max_write_bytes(byte_s))
             if write is not None:
                 handoff.num_unfinished += 1
+                handoff.moved_at = now
+                self._windows.posted(write.peer, write.num_bytes)
                 return write
-            del self._postable[handoff_id]
+            self._unpost(handoff)
         return None
+
+    def _waiting_for(self, peers: list[str]) -> list[_Handoff]:
+        return [self._open[handoff_id] for peer in peers for handoff_id in self._postable[peer]]
 
     def write_posted(self, write: Write, post_s: float) -> None:
         """The call that posted `write` took so long."""
@@ -208,13 +256,14 @@ class PrefillEnd:
         handoff.num_writes += 1
         handoff.post_s += post_s
 
-    def write_done(self, write: Write, duration_s: float) -> list[PrefillEffect]:
-        """`write` was seen DONE so long after its post began."""
-        self._pacing.write_done(write.num_bytes, duration_s)
+    def write_done(self, write: Write, posted_at: float, done_at: float) -> list[PrefillEffect]:
+        """`write`, whose post began at `posted_at`, was seen DONE."""
+        own_s = self._pacing.write_done(write.num_bytes, posted_at, done_at)
         handoff = self._write_ended(write)
         if handoff is None:
             return []
-        handoff.link_s += duration_s
+        handoff.moved_at = done_at
+        handoff.link_s += own_s
         return self._progressed(write.id)
 
     def write_failed(self, write: Write, reason: str) -> list[PrefillEffect]:
@@ -223,9 +272,10 @@ class PrefillEnd:
         if handoff is None:
             return []
         handoff.clean = False
-        return self._stop(handoff, reason)
+        return self._stop(handoff, reason, "transport")
 
     def _write_ended(self, write: Write) -> _Handoff | None:
+        self._windows.ended(write.peer, write.num_bytes)
         handoff = self._open.get(write.id)
         if handoff is None:  # fenced meanwhile
             return None
@@ -233,20 +283,20 @@ class PrefillEnd:
         handoff.num_unfinished -= 1
         return handoff
 
-    def _next_write_of(self, handoff: _Handoff) -> Write | None:
+    def _next_write_of(self, handoff: _Handoff, max_bytes: int) -> Write | None:
         for extent in handoff.extents:
             for rank in range(self._num_ranks):
-                num_layers = self._layers_due(extent, rank)
+                num_layers = self._layers_due(extent, rank, max_bytes)
                 if num_layers > 0:
                     return self._take(handoff, extent, rank, num_layers)
         return None
 
-    def _layers_due(self, extent: _Extent, rank: int) -> int:
+    def _layers_due(self, extent: _Extent, rank: int, max_bytes: int) -> int:
         pending = extent.layers_written - extent.layers_posted[rank]
         waits = pending < extent.layers_per_push and extent.layers_written < self._num_layers
         if waits or not extent.block_ids:
             return 0
-        return min(pending, max(1, MAX_WRITE_BYTES // (len(extent.block_ids) * self._layer_block_bytes)))
+        return min(pending, max(1, max_bytes // (len(extent.block_ids) * self._layer_block_bytes)))
 
     def _take(self, handoff: _Handoff, extent: _Extent, rank: int, num_layers: int) -> Write:
         assert handoff.arm is not None
@@ -262,6 +312,22 @@ class PrefillEnd:
             target_ids=handoff.arm.block_ids[first_block : first_block + num_blocks],
             num_bytes=num_blocks * num_layers * self._layer_block_bytes,
         )
+
+    def _get_or_open(self, handoff_id: HandoffId) -> _Handoff:
+        handoff = self._open.get(handoff_id)
+        if handoff is None:
+            self._num_opened += 1
+            handoff = self._open[handoff_id] = _Handoff(handoff_id, self._num_opened)
+        return handoff
+
+    def _unpost(self, handoff: _Handoff) -> None:
+        """It has nothing to post, as things stand."""
+        if handoff.arm is None:
+            return
+        waiting = self._postable.get(handoff.arm.peer, set())
+        waiting.discard(handoff.id)
+        if not waiting:
+            self._postable.pop(handoff.arm.peer, None)
 
     # --- the ends of a handoff --------------------------------------------------------------------
 
@@ -282,28 +348,32 @@ class PrefillEnd:
         assert handoff.arm is not None
         num_blocks, end = handoff.num_prompt_blocks, handoff.arm.first_block + len(handoff.arm.block_ids)
         if num_blocks is not None and num_blocks != end:
-            return self._stop(handoff, f"the prompt has {num_blocks} blocks, decode reserved up to {end}")
+            reason = f"the prompt has {num_blocks} blocks, decode reserved up to {end}"
+            return self._stop(handoff, reason, "mismatch")
         handoff.cut_to_target()
         handoff.extents = [extent for extent in handoff.extents if not extent.is_over(self._num_layers)]
         if handoff.extents or handoff.num_unfinished or handoff.num_announced != num_blocks:
-            self._postable[handoff.id] = None
+            if handoff.extents:
+                self._postable.setdefault(handoff.arm.peer, set()).add(handoff.id)
             return []
         sent = Sent(*handoff.id, handoff.kv_bytes, handoff.num_writes, handoff.post_s, handoff.link_s)
         return self._end(handoff, sent)
 
-    def _stop(self, handoff: _Handoff, reason: str) -> list[PrefillEffect]:
+    def _stop(self, handoff: _Handoff, reason: str, cause: Cause) -> list[PrefillEffect]:
         if handoff.state is not PrefillState.CANCELLING:
-            handoff.state, handoff.reason = PrefillState.CANCELLING, reason
-            self._postable.pop(handoff.id, None)
+            handoff.state, handoff.reason, handoff.cause = PrefillState.CANCELLING, reason, cause
+            self._unpost(handoff)
         return self._progressed(handoff.id)
 
     def _quiesce(self, handoff: _Handoff) -> list[PrefillEffect]:
         notice = encode_quiesced(*handoff.id, clean=handoff.clean)
         notify: list[PrefillEffect] = [Notify(handoff.arm.peer, notice)] if handoff.arm is not None else []
-        return notify + self._end(handoff, Quiesced(*handoff.id, handoff.reason, handoff.clean))
+        return notify + self._end(
+            handoff, Quiesced(*handoff.id, handoff.reason, handoff.clean, handoff.cause)
+        )
 
     def _end(self, handoff: _Handoff, message: Sent | Quiesced) -> list[PrefillEffect]:
         del self._open[handoff.id]
-        self._postable.pop(handoff.id, None)
+        self._unpost(handoff)
         self._ended[handoff.id] = None
         return [Order(ReleaseBlocks(*handoff.id)), Tell(message)]

@@ -9,9 +9,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
 
 from dynrt.transfer import notifications
+from dynrt.transfer.agent import NixlError
+from dynrt.transfer.agents import open_agents
+from dynrt.transfer.checksums import BlockChecksums
+from dynrt.transfer.connections import Connections
 from dynrt.transfer.decode_end import DecodeEnd
 from dynrt.transfer.effects import DecodeEffect, Notify, Order, PrefillEffect, Tell
 from dynrt.transfer.events import (
@@ -38,16 +43,16 @@ from dynrt.transfer.local import (
     ToCompute,
     ToTransfer,
 )
-from dynrt.transfer.nixl_agent import NixlAgent, NixlError, WriteState
-from dynrt.transfer.prefill_end import PrefillEnd, Write
+from dynrt.transfer.options import TransferOptions
+from dynrt.transfer.prefill_end import PrefillEnd
+from dynrt.transfer.pusher import Pusher
 from dynrt.transfer.trace import TransferTrace
-from dynrt.transfer.units import UnitRange
 
 log = logging.getLogger("dynrt.transfer")
 
 POLL_S = 0.2e-3  # while something can arrive: over TCP no byte lands unless the receiver polls
 CONNECT_POLL_S = 50e-3
-CONNECT_WINDOW_S = 10.0  # how long both ends drive a connection that is being made
+WATCH_S = 0.25  # between looks for stalled writes and broken connections
 IDLE_POLL_S = 1.0
 
 Event = ToPrefillEnd | ToDecodeEnd | ToTransfer
@@ -57,14 +62,6 @@ class CudaEvent(Protocol):
     """A torch.cuda.Event, as far as this thread looks at it."""
 
     def query(self) -> bool: ...
-
-
-class _Posted(NamedTuple):
-    """A write that was not seen to end."""
-
-    write: Write
-    handle: Any
-    posted_at: float
 
 
 class _Stamped(NamedTuple):
@@ -90,25 +87,26 @@ class TransferThread:
         to_runtime: Callable[[FromPrefillEnd | FromDecodeEnd], None],
         to_compute: Callable[[ToCompute], None],
         on_failure: Callable[[BaseException], None],
-        trace: TransferTrace | None = None,
+        options: TransferOptions,
     ) -> None:
         num_layers = geometry[0].num_layers
         assert len(geometry) == len(regions) and all(rank.num_layers == num_layers for rank in geometry)
         self._num_layers = num_layers
-        self._agents = [
-            NixlAgent(f"{incarnation}:{rank}", geometry[rank], regions[rank]) for rank in range(len(geometry))
-        ]
+        self._trace = None if options.trace is None else TransferTrace(Path(options.trace))
+        checksums = BlockChecksums(geometry, regions) if options.verify else None
+        self._agents = open_agents(incarnation, geometry, regions, options)
+        self._connections = Connections(self._agents)
         self._prefill = PrefillEnd(len(geometry), num_layers, geometry[0].layer_block_bytes)
-        self._decode = DecodeEnd(len(geometry), num_layers, host)
+        self._pusher = Pusher(self._prefill, self._agents, checksums, self._trace)
+        read_checksum = None if checksums is None else checksums.of_block
+        self._decode = DecodeEnd(len(geometry), num_layers, host, read_checksum)
         self._to_runtime = to_runtime
         self._to_compute = to_compute
         self._on_failure = on_failure
-        self._trace = trace
         self._inbox: deque[tuple[Event, float]] = deque()
         self._steps: deque[_Stamped] = deque()  # a layer whose CUDA event is still to come holds up the rest
-        self._posted: list[_Posted] = []
         self._has_more = False  # the last turn posted a write, and there may be another
-        self._connect_until = 0.0
+        self._watch_at = 0.0
         self._in_step = False  # compute thread: whether layers told now belong to an announced step
         self._stopping = False
         self._asleep = False
@@ -165,8 +163,7 @@ class TransferThread:
             while not self._stopping:
                 self._turn()
                 self._wait()
-            for agent in self._agents:
-                agent.close()
+            self._connections.close()
             if self._trace is not None:
                 self._trace.close()
         except BaseException as error:
@@ -177,8 +174,9 @@ class TransferThread:
         self._read_inbox()
         self._follow_steps()
         self._post_write()
-        self._poll_writes()
+        self._do(self._pusher.poll())
         self._poll_notifications()
+        self._watch()
 
     def _wait(self) -> None:
         wait_s = self._wait_s()
@@ -199,9 +197,9 @@ class TransferThread:
     def _wait_s(self) -> float:
         if self._inbox or self._has_more:
             return 0.0
-        if self._decode.num_open or self._posted or self._steps:
+        if self._decode.num_open or self._pusher.has_posted or self._steps:
             return POLL_S
-        if time.monotonic() < self._connect_until:
+        if time.monotonic() < self._connections.poll_until or self._connections.broken:
             return CONNECT_POLL_S
         return IDLE_POLL_S
 
@@ -243,35 +241,47 @@ class TransferThread:
             self._do(self._decode.cancel(event))
 
     def _connect(self, event: ConnectPeer) -> None:
-        self._connect_until = time.monotonic() + CONNECT_WINDOW_S
+        self._connections.expect(time.monotonic())
         if not event.will_push:
             return
         error: str | None = None
         try:
-            self._connect_agents(event)
+            self._connections.connect(event)
         except NixlError as failure:
             error = str(failure)
         self._to_runtime(PeerConnected(event.incarnation, error))
 
-    def _connect_agents(self, event: ConnectPeer) -> None:
-        if len(event.agent_metadata) != len(self._agents):
-            raise NixlError(
-                f"{event.incarnation} has {len(event.agent_metadata)} ranks, this worker has {len(self._agents)}"
-            )
-        for agent, metadata, addresses in zip(
-            self._agents, event.agent_metadata, event.region_addresses, strict=True
-        ):
-            agent.connect_peer(event.incarnation, metadata, addresses, event.num_blocks)
-
     def _fence(self, incarnation: str) -> None:
         self._do(self._prefill.fence(incarnation))
         self._decode.fence(incarnation, time.monotonic())
-        for posted in self._posted:
-            if posted.write.peer == incarnation:
-                self._agents[posted.write.units.rank].release_write(posted.handle)
-        self._posted = [posted for posted in self._posted if posted.write.peer != incarnation]
-        for agent in self._agents:
-            agent.remove_peer(incarnation)
+        self._pusher.let_go(incarnation)
+        self._connections.leave(incarnation)
+
+    def _watch(self) -> None:
+        """What need not be looked at in every turn."""
+        for peer in self._pusher.broken_peers:
+            self._break_off(peer)
+        self._pusher.broken_peers.clear()
+        now = time.monotonic()
+        if now < self._watch_at:
+            return
+        self._watch_at = now + WATCH_S
+        self._do(self._prefill.polled(now))
+        for peer in self._connections.broken:
+            self._renew(peer, now)
+
+    def _break_off(self, peer: str) -> None:
+        """Nobody shall plan handoffs to `peer` until its connection stands again."""
+        if self._connections.break_off(peer, time.monotonic()):
+            log.warning("connection to %s is broken, making it again", peer)
+            self._prefill.hold(peer)
+            self._to_runtime(PeerConnected(peer, "a write failed; the connection is being made again"))
+
+    def _renew(self, peer: str, now: float) -> None:
+        is_quiet = self._prefill.num_unfinished(peer) == 0
+        if is_quiet and self._connections.is_due(peer, now) and self._connections.renew(peer, now):
+            self._prefill.resume(peer)
+            self._to_runtime(PeerConnected(peer))
 
     def _follow_steps(self) -> None:
         while self._steps and _has_happened(self._steps[0].event):
@@ -292,47 +302,11 @@ class TransferThread:
         if self._trace is not None:
             self._trace.written(layer, at)
 
-    def _note_moved(
-        self, kind: Literal["posted", "done", "received"], key: bytes, units: UnitRange, at: float
-    ) -> None:
-        if self._trace is not None:
-            self._trace.moved(kind, key, units, at)
-
     def _post_write(self) -> None:
         """At most one in a turn, so that a long backlog keeps neither news nor notifications waiting."""
-        write = self._prefill.next_write()
-        self._has_more = write is not None
-        if write is None:
-            return
-        agent = self._agents[write.units.rank]
-        notification = notifications.encode_written(*write.id, write.units)
-        began_at = time.monotonic()
-        try:
-            handle = agent.post_write(
-                write.peer, write.units, write.source_ids, write.target_ids, notification
-            )
-        except NixlError as error:
-            self._do(self._prefill.write_failed(write, str(error)))
-            return
-        self._note_moved("posted", write.id[0], write.units, began_at)
-        self._prefill.write_posted(write, time.monotonic() - began_at)
-        self._posted.append(_Posted(write, handle, began_at))
-
-    def _poll_writes(self) -> None:
-        posted, self._posted = self._posted, []
-        for item in posted:
-            agent = self._agents[item.write.units.rank]
-            state = agent.poll_write(item.handle)
-            if state is WriteState.IN_FLIGHT:
-                self._posted.append(item)
-                continue
-            agent.release_write(item.handle)
-            if state is WriteState.DONE:
-                done_at = time.monotonic()
-                self._note_moved("done", item.write.id[0], item.write.units, done_at)
-                self._do(self._prefill.write_done(item.write, done_at - item.posted_at))
-            else:
-                self._do(self._prefill.write_failed(item.write, f"a write to {item.write.peer} failed"))
+        effects = self._pusher.post_next()
+        self._has_more = effects is not None
+        self._do(effects or [])
 
     def _poll_notifications(self) -> None:
         for agent in self._agents:
@@ -347,8 +321,8 @@ class TransferThread:
             log.warning("notification dropped: %s", error)
             return
         received_at = time.monotonic()
-        if isinstance(notification, notifications.UnitsWritten):
-            self._note_moved("received", notification.key, notification.units, received_at)
+        if self._trace is not None and isinstance(notification, notifications.UnitsWritten):
+            self._trace.moved("received", notification.key, notification.units, received_at)
         self._do(self._decode.notified(notification, received_at))
 
     def _do(self, effects: Sequence[PrefillEffect] | Sequence[DecodeEffect]) -> None:

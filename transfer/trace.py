@@ -43,7 +43,9 @@ class TransferTrace:
     def written(self, layer: int, at: float) -> None:
         self._add(TraceEvent(at, "written", first_layer=layer, num_layers=1))
 
-    def moved(self, kind: Literal["posted", "done", "received"], key: bytes, units: UnitRange, at: float) -> None:
+    def moved(
+        self, kind: Literal["posted", "done", "received"], key: bytes, units: UnitRange, at: float
+    ) -> None:
         self._add(TraceEvent(at, kind, key.hex(), units.first_layer, units.num_layers, units.num_blocks))
 
     def flush(self) -> None:

@@ -14,6 +14,12 @@ class UnitRange(msgspec.Struct, frozen=True):
     first_block: int
     num_blocks: int
 
+    def layers(self) -> range:
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+    def blocks(self) -> range:
+        return range(self.first_block, self.first_block + self.num_blocks)
+
 
 class UnitSet:
     """Counts each unit once, in whatever order and however often it is reported."""
@@ -29,7 +35,7 @@ class UnitSet:
             raise ValueError(f"{units} lies outside {len(self._masks)} ranks of {self._num_blocks} blocks")
         written = ((1 << units.num_blocks) - 1) << units.first_block
         masks = self._masks[units.rank]
-        for layer in range(units.first_layer, units.first_layer + units.num_layers):
+        for layer in units.layers():
             self.missing -= (written & ~masks[layer]).bit_count()
             masks[layer] |= written
 

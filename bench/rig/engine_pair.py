@@ -87,7 +87,8 @@ class EnginePair:
     async def __aenter__(self) -> Self:
         self._channel.open(self._on_message)
         for token, role in self._tokens.items():
-            config = msgspec.structs.replace(self._config, role=role, transfer_trace=str(self._traces[role]))
+            transfer = msgspec.structs.replace(self._config.transfer, trace=str(self._traces[role]))
+            config = msgspec.structs.replace(self._config, role=role, transfer=transfer)
             self._processes.append(ProcessSpawner().spawn(config, self._channel.address, token))
         async with asyncio.timeout(DEADLINE_S):
             await self._connect()

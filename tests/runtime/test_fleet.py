@@ -28,6 +28,9 @@ class Observer:
     def worker_down(self, worker: Worker, reason: str) -> None:
         self.news.append(("down", worker.id, reason))
 
+    def pair_down(self, prefill: Worker, decode: Worker) -> None:
+        self.news.append(("pair down", prefill.id, decode.id))
+
     def pair_up(self, prefill: Worker, decode: Worker) -> None:
         self.news.append(("pair", prefill.id, decode.id))
 

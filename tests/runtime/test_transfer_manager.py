@@ -30,7 +30,7 @@ class Setting:
         self.manager = TransferManager(
             HandoffLedger(limits),
             self.tell,
-            lambda incarnation, reason: self.killed.append(incarnation),
+            lambda suspects, reason: self.killed.append(suspects[0]),
             self.decided.append,
         )
         self.task = asyncio.create_task(self.manager.run())

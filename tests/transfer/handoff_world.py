@@ -54,6 +54,7 @@ class Flying:
 
     write: Write
     sender: str
+    posted_at: float
     landed: bool = False
     late_polls: int | None = None  # set once the connection broke: lands within so many polls, or never
 
@@ -243,11 +244,12 @@ class World:
                 case Send(to, message):
                     if self.workers[to].alive:
                         self.workers[to].inbox.append(message)
-                case Kill(incarnation):
-                    assert self.workers[incarnation].hung, (
-                        f"{incarnation} was condemned, but it does not hang"
-                    )
-                    self._die(self.workers[incarnation])
+                case Kill(suspects):
+                    guilty = [
+                        one for one in suspects if self.workers[one].hung or not self.workers[one].alive
+                    ]
+                    assert guilty, f"{suspects} were condemned, but none of them hangs"
+                    self._die(self.workers[guilty[0]])
                 case Decided(handoff_id, outcome):
                     assert handoff_id not in self.outcomes
                     self.outcomes[handoff_id] = outcome
@@ -381,7 +383,7 @@ class World:
 
     def _post(self) -> None:
         worker = self._pick()
-        write = worker.prefill.next_write() if worker else None
+        write = worker.prefill.next_write(self.now) if worker else None
         if worker is None or write is None:
             return
         units = write.units
@@ -390,7 +392,7 @@ class World:
                 self.units_posted[write.id, units.rank, layer, block] += 1
                 assert self.units_posted[write.id, units.rank, layer, block] == 1, "a unit was pushed twice"
         worker.prefill.write_posted(write, 0.001)
-        self.flying.append(Flying(write, worker.name))
+        self.flying.append(Flying(write, worker.name, self.now))
 
     def _land(self) -> None:
         candidates = [f for f in self.flying if not f.landed and f.late_polls is None]
@@ -424,7 +426,7 @@ class World:
                 continue
             self.flying.remove(flying)
             if sender.alive and flying.late_polls is None:
-                self._do(sender, sender.prefill.write_done(flying.write, 0.002))
+                self._do(sender, sender.prefill.write_done(flying.write, flying.posted_at, self.now))
 
     def _deliver_notification(self) -> None:
         for _ in range(min(3, len(self.notified))):
@@ -442,6 +444,7 @@ class World:
         for worker in self._running():
             self._land_late(worker)
             self._do(worker, worker.decode.polled(self.now))
+            self._do(worker, worker.prefill.polled(self.now))
 
     def _land_late(self, receiver: Worker) -> None:
         late = [f for f in self.flying if f.write.peer == receiver.name and f.late_polls is not None]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 from dynrt.transfer.events import ConnectPeer
 from dynrt.transfer.layout import KvGeometry, KvRegion
+from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.ucx import ucx_environment
 
 M = TypeVar("M")
@@ -31,7 +32,9 @@ class FileEvent:
         return self.path.exists()
 
 
-def serve(incarnation: str, geometry: KvGeometry, memory_path: str, pipe: Connection) -> None:
+def serve(
+    incarnation: str, geometry: KvGeometry, memory_path: str, pipe: Connection, options: TransferOptions
+) -> None:
     """The child: build the thread, pass on what it says, do what the parent asks."""
     import ctypes
 
@@ -43,7 +46,14 @@ def serve(incarnation: str, geometry: KvGeometry, memory_path: str, pipe: Connec
     size = geometry.num_blocks * geometry.layer_block_bytes
     regions = [KvRegion(base + layer * size, size) for layer in range(geometry.num_layers)]
     thread = TransferThread(
-        incarnation, [geometry], [regions], "here", pipe.send, pipe.send, lambda error: pipe.send(repr(error))
+        incarnation,
+        [geometry],
+        [regions],
+        "here",
+        pipe.send,
+        pipe.send,
+        lambda error: pipe.send(repr(error)),
+        options,
     )
     thread.start()
     pipe.send((thread.agent_metadata, thread.region_addresses))
@@ -57,7 +67,9 @@ def serve(incarnation: str, geometry: KvGeometry, memory_path: str, pipe: Connec
 class KvProcess:
     """The parent's view of one such process."""
 
-    def __init__(self, incarnation: str, geometry: KvGeometry, directory: Path) -> None:
+    def __init__(
+        self, incarnation: str, geometry: KvGeometry, directory: Path, options: TransferOptions
+    ) -> None:
         self.incarnation, self.geometry = incarnation, geometry
         path = directory / incarnation
         with open(path, "wb") as file:
@@ -66,7 +78,8 @@ class KvProcess:
             self.memory = mmap.mmap(file.fileno(), 0)
         context = multiprocessing.get_context("spawn")
         self._pipe, childs_end = context.Pipe()
-        self.process = context.Process(target=serve, args=(incarnation, geometry, str(path), childs_end))
+        arguments = incarnation, geometry, str(path), childs_end, options
+        self.process = context.Process(target=serve, args=arguments)
         self.process.start()
         childs_end.close()
         self.said: list[Any] = []
@@ -139,12 +152,13 @@ class KvProcesses:
         self.transports, self._geometry, self._directory = transports, geometry, directory
         self._started: list[KvProcess] = []
 
-    def start(self, incarnation: str) -> KvProcess:
+    def start(self, incarnation: str, options: TransferOptions | None = None) -> KvProcess:
         environment = {**ucx_environment(one_host=True), "UCX_TLS": self.transports, "OMP_NUM_THREADS": "1"}
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:
-            self._started.append(KvProcess(incarnation, self._geometry, self._directory))
+            process = KvProcess(incarnation, self._geometry, self._directory, options or TransferOptions())
+            self._started.append(process)
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})

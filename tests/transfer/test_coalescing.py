@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dynrt.transfer.coalescing import EMPTY_WRITE_S, Pacing, WriteCost, exposed_s, layers_per_push
+from dynrt.transfer.coalescing import EMPTY_WRITE_S, LinearFit, Pacing, exposed_s, layers_per_push
 
 milliseconds = st.floats(0.001, 20)
 
@@ -47,7 +47,7 @@ def test_a_short_prompt_goes_in_one_piece() -> None:
 )
 def test_fixed_cost_and_rate_are_found(empty_s: float, byte_s: float, sizes: list[int]) -> None:
     assume(max(sizes) > 2 * min(sizes))
-    cost = WriteCost()
+    cost = LinearFit(EMPTY_WRITE_S)
     for _ in range(3):
         for num_bytes in sizes:
             cost.observe(num_bytes, empty_s + byte_s * num_bytes)
@@ -59,7 +59,7 @@ def test_fixed_cost_and_rate_are_found(empty_s: float, byte_s: float, sizes: lis
 
 
 def test_writes_of_one_size_still_tell_the_two_parts_apart() -> None:
-    cost = WriteCost()
+    cost = LinearFit(EMPTY_WRITE_S)
     for _ in range(100):
         cost.observe(1_000_000, 0.010)
     fixed_s, per_byte_s = cost.estimate()
@@ -68,14 +68,34 @@ def test_writes_of_one_size_still_tell_the_two_parts_apart() -> None:
 
 
 def test_unmeasured_each_layer_is_pushed_at_once() -> None:
-    assert Pacing(num_layers=32).layers_per_push(num_writes=1, layer_bytes=1000) == 1
+    assert Pacing(num_layers=32).layers_per_push(num_writes=1, num_blocks=4, layer_bytes=1000) == 1
 
 
 def test_fast_layers_are_pushed_together_and_slow_ones_alone() -> None:
     for gap_s, expected in ((1e-6, 32), (50e-3, 1)):
         pacing = Pacing(num_layers=32)
+        pacing.step_begins(num_blocks=4)
         for layer in range(32):
             pacing.layer_written(layer, now=layer * gap_s)
-        for _ in range(50):
-            pacing.write_done(num_bytes=1000, seconds=300e-6)
-        assert pacing.layers_per_push(num_writes=1, layer_bytes=1000) == expected
+        for number in range(50):
+            pacing.write_done(1000, posted_at=float(number), done_at=number + 300e-6)
+        assert pacing.layers_per_push(num_writes=1, num_blocks=4, layer_bytes=1000) == expected
+
+
+def test_a_write_that_waited_for_others_is_not_taken_for_a_slow_one() -> None:
+    pacing = Pacing(num_layers=32)
+    own = [pacing.write_done(1000, posted_at=0.0, done_at=done_at) for done_at in (0.25, 0.5, 0.75)]
+    assert own == [0.25, 0.25, 0.25]
+    assert pacing.write_done(1000, posted_at=2.0, done_at=2.5) == 0.5
+
+
+def test_a_small_step_after_large_ones_is_known_to_be_fast() -> None:
+    pacing = Pacing(num_layers=32)
+    for number in range(100):
+        pacing.write_done(1000, posted_at=float(number), done_at=number + 300e-6)
+    for num_blocks in (2, 100):  # layers of 20 and 1000 µs
+        pacing.step_begins(num_blocks)
+        for layer in range(32):
+            pacing.layer_written(layer, now=layer * num_blocks * 10e-6)
+    assert pacing.layers_per_push(num_writes=1, num_blocks=100, layer_bytes=1000) == 1
+    assert pacing.layers_per_push(num_writes=1, num_blocks=2, layer_bytes=1000) > 8

@@ -8,6 +8,7 @@ from dynrt.transfer.decode_end import QUIET_S, DecodeEnd
 from dynrt.transfer.effects import DecodeEffect, Order, Tell
 from dynrt.transfer.events import (
     CancelHandoff,
+    Cause,
     Committed,
     Drained,
     FirstToken,
@@ -40,8 +41,8 @@ def reserve(end: DecodeEnd, block_ids: list[int], lease_s: float = 30.0) -> list
     return end.reserved(ReservationMade(*ID, "peer", 3, block_ids, lease_s), now=1.0)
 
 
-def drained(reason: str) -> list[DecodeEffect]:
-    return [RELEASE, Tell(Drained(*ID, reason))]
+def drained(reason: str, cause: Cause = "cancelled") -> list[DecodeEffect]:
+    return [RELEASE, Tell(Drained(*ID, reason, cause))]
 
 
 def test_a_reservation_is_answered_with_its_target_and_its_units() -> None:
@@ -114,7 +115,9 @@ def test_a_cancel_before_the_reservation_gives_it_back_unannounced() -> None:
 def test_a_peer_that_stops_early_fails_the_handoff() -> None:
     end = decode_end()
     stopped = SenderQuiesced(*ID, clean=True)
-    assert end.notified(stopped, 2.0) == drained("the prefill end stopped before it had sent all")
+    assert end.notified(stopped, 2.0) == drained(
+        "the prefill end stopped before it had sent all", "transport"
+    )
 
 
 def test_a_peer_that_stops_after_all_has_come_changes_nothing() -> None:
@@ -136,7 +139,7 @@ def test_after_a_fence_it_polls_until_quiet() -> None:
     end.fence("peer", 2.0)
     assert end.polled(2.0 + QUIET_S) == []  # quiet for long enough, but polled once
     assert end.notified(HALF, 2.5) == []  # late bytes: the wait begins again
-    assert quiet_at(end, 2.5) == drained("prefill worker peer is dead")
+    assert quiet_at(end, 2.5) == drained("prefill worker peer is dead", "fenced")
 
 
 def test_after_an_unclean_stop_it_polls_until_quiet() -> None:
@@ -165,13 +168,13 @@ def test_what_arrives_late_after_a_fence_never_commits() -> None:
     end.first_token(TOKEN)
     end.fence("peer", 2.0)
     assert end.notified(ALL, 2.0) == []
-    assert quiet_at(end, 2.0) == drained("prefill worker peer is dead")
+    assert quiet_at(end, 2.0) == drained("prefill worker peer is dead", "fenced")
 
 
 def test_a_reservation_for_a_peer_that_died_meanwhile_is_given_back() -> None:
     end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
     end.fence("peer", 0.5)
-    assert reserve(end, [5, 6]) == drained("prefill worker peer is dead")
+    assert reserve(end, [5, 6]) == drained("prefill worker peer is dead", "fenced")
 
 
 def test_an_expired_lease_starts_a_cancel_and_frees_nothing() -> None:
@@ -179,7 +182,7 @@ def test_an_expired_lease_starts_a_cancel_and_frees_nothing() -> None:
     assert end.polled(10.9) == []
     assert end.polled(11.0) == [Tell(LeaseExpired(*ID))]
     assert end.polled(1000.0) == [] and end.num_open == 1
-    assert end.peer_quiesced(PeerQuiesced(*ID), 1000.0) == drained("the lease expired")
+    assert end.peer_quiesced(PeerQuiesced(*ID), 1000.0) == drained("the lease expired", "lease")
 
 
 def test_a_renewed_lease_does_not_expire() -> None:
@@ -192,3 +195,33 @@ def test_a_renewed_lease_does_not_expire() -> None:
 def test_units_of_unknown_handoffs_are_dropped() -> None:
     end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
     assert end.notified(ALL, 1.0) == [] and end.num_open == 0
+
+
+def test_a_handoff_whose_blocks_are_not_what_was_sent_is_not_committed() -> None:
+    memory = {(0, layer, block): 10 * layer + block for layer in range(2) for block in (5, 6)}
+    end = DecodeEnd(1, 2, "here", lambda rank, layer, block: memory[rank, layer, block])
+    reserve(end, [5, 6])
+    sent = tuple(memory.values())
+    end.notified(UnitsWritten(*ID, UnitRange(0, 0, 2, 0, 2), sent), 2.0)
+    memory[0, 1, 6] = 99
+    reason = "rank 0, layer 1, block 6 has checksum 99, sent was 16"
+    assert end.first_token(FirstToken(*ID, 42, 3)) == drained(reason, "checksum")
+
+
+def test_a_handoff_whose_blocks_are_what_was_sent_is_committed() -> None:
+    end = DecodeEnd(1, 2, "here", lambda rank, layer, block: 10 * layer + block)
+    reserve(end, [5, 6])
+    end.first_token(FirstToken(*ID, 42, 3))
+    for layer in range(2):
+        sent = (10 * layer + 5, 10 * layer + 6)
+        effects = end.notified(UnitsWritten(*ID, UnitRange(0, layer, 1, 0, 2), sent), 2.0)
+    assert Order(CommitBlocks(*ID, 42, 3)) in effects
+
+
+def test_blocks_that_came_without_checksums_cannot_be_verified() -> None:
+    end = DecodeEnd(1, 2, "here", lambda rank, layer, block: 7)
+    reserve(end, [5])
+    end.first_token(FirstToken(*ID, 42, 3))
+    reason = "rank 0, layer 0, block 5 has checksum 7, sent was None"
+    units = UnitRange(0, 0, 2, 0, 1)
+    assert end.notified(UnitsWritten(*ID, units), 2.0) == drained(reason, "checksum")

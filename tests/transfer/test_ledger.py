@@ -7,6 +7,7 @@ import pytest
 from dynrt.transfer.events import (
     Arm,
     CancelHandoff,
+    Cause,
     Committed,
     Drained,
     FencePeer,
@@ -20,6 +21,7 @@ from dynrt.transfer.events import (
     Reserved,
     ReserveRefused,
     Sent,
+    Stalled,
 )
 from dynrt.transfer.ledger import (
     Closed,
@@ -28,6 +30,7 @@ from dynrt.transfer.ledger import (
     Kill,
     LedgerEffect,
     LedgerLimits,
+    Outcome,
     Send,
 )
 
@@ -58,13 +61,18 @@ def hear(ledger: HandoffLedger, *messages: FromPrefillEnd | FromDecodeEnd) -> li
     """Each from the worker that says such things."""
     effects: list[LedgerEffect] = []
     for message in messages:
-        sender = "p" if isinstance(message, Sent | Quiesced) else "d"
+        sender = "p" if isinstance(message, Sent | Quiesced | Stalled) else "d"
         effects += ledger.on_message(sender, message, 2.0)
     return effects
 
 
 def stop(to: str, reason: str) -> Send:
     return Send(to, CancelHandoff(*ID, reason))
+
+
+def lost(cause: Cause, reason: str) -> Decided:
+    outcome: Outcome = cause if cause == "cancelled" or cause == "fenced" else "failed"
+    return Decided(ID, outcome, reason, cause=cause)
 
 
 def test_the_ordinary_way() -> None:
@@ -85,7 +93,7 @@ def test_it_is_closed_only_when_the_prefill_end_is_through_as_well() -> None:
 def test_a_cancel_stops_both_ends_and_relays_the_word_of_one_to_the_other() -> None:
     ledger = pushing()
     cancelled = ledger.cancel(ID, "gone", 2.0)
-    assert cancelled == [Decided(ID, "cancelled", "gone"), stop("p", "gone"), stop("d", "gone")]
+    assert cancelled == [lost("cancelled", "gone"), stop("p", "gone"), stop("d", "gone")]
     assert ledger.cancel(ID, "again", 2.0) == [] and ledger.first_token(ID, TOKEN, 2.0) == []
     assert hear(ledger, Quiesced(*ID, "gone", clean=False)) == [Send("d", PeerQuiesced(*ID, clean=False))]
     assert hear(ledger, Drained(*ID, "gone")) == [Closed(ID, None)]
@@ -95,7 +103,7 @@ def test_a_cancel_after_all_was_sent_tells_decode_that_the_prefill_end_is_quiet(
     ledger = pushing()
     hear(ledger, SENT)
     cancelled = ledger.cancel(ID, "gone", 2.0)
-    assert cancelled == [Decided(ID, "cancelled", "gone"), stop("d", "gone"), Send("d", PeerQuiesced(*ID))]
+    assert cancelled == [lost("cancelled", "gone"), stop("d", "gone"), Send("d", PeerQuiesced(*ID))]
 
 
 def test_a_cancel_that_crosses_the_commit_stays_cancelled() -> None:
@@ -116,18 +124,18 @@ def test_a_reservation_that_comes_after_the_cancel_is_not_armed() -> None:
     assert hear(ledger, RESERVED) == []
 
 
-@pytest.mark.parametrize("answer", [ReserveRefused(*ID, "full"), Drained(*ID, "full")])
+@pytest.mark.parametrize("answer", [ReserveRefused(*ID, "full"), Drained(*ID, "full", "refused")])
 def test_decode_giving_up_fails_the_handoff(answer: FromDecodeEnd) -> None:
     ledger = pushing()
-    assert hear(ledger, answer) == [Decided(ID, "failed", "full"), stop("p", "full")]
+    assert hear(ledger, answer) == [lost("refused", "full"), stop("p", "full")]
     assert hear(ledger, Quiesced(*ID, "full")) == [Closed(ID, None)]
 
 
 def test_the_prefill_end_giving_up_fails_the_handoff() -> None:
     ledger = pushing()
-    effects = hear(ledger, Quiesced(*ID, "reset", clean=False))
+    effects = hear(ledger, Quiesced(*ID, "reset", clean=False, cause="transport"))
     relayed = Send("d", PeerQuiesced(*ID, clean=False))
-    assert effects == [Decided(ID, "failed", "reset"), stop("d", "reset"), relayed]
+    assert effects == [lost("transport", "reset"), stop("d", "reset"), relayed]
     assert hear(ledger, Drained(*ID, "reset")) == [Closed(ID, None)]
 
 
@@ -135,7 +143,7 @@ def test_an_expired_lease_cancels_both_ends() -> None:
     ledger = pushing()
     reason = "the decode worker's lease expired"
     assert hear(ledger, LeaseExpired(*ID)) == [
-        Decided(ID, "failed", reason),
+        lost("lease", reason),
         stop("p", reason),
         stop("d", reason),
     ]
@@ -146,7 +154,7 @@ def test_a_dead_prefill_worker_is_fenced_at_decode() -> None:
     ledger = pushing()
     reason = "prefill worker p is dead"
     effects = ledger.worker_lost("p", 2.0)
-    assert effects == [Send("d", FencePeer("p")), Decided(ID, "fenced", reason), stop("d", reason)]
+    assert effects == [Send("d", FencePeer("p")), lost("fenced", reason), stop("d", reason)]
     assert hear(ledger, Drained(*ID, reason)) == [Closed(ID, None)]
 
 
@@ -163,14 +171,14 @@ def test_a_prefill_worker_that_dies_with_the_first_token_loses_the_handoff() -> 
     hear(ledger, SENT)
     fence, decided, *_ = ledger.worker_lost("p", 2.0)
     assert fence == Send("d", FencePeer("p"))
-    assert decided == Decided(ID, "fenced", "prefill worker p is dead")
+    assert decided == lost("fenced", "prefill worker p is dead")
 
 
 def test_a_dead_decode_worker_is_fenced_at_prefill() -> None:
     ledger = pushing()
     reason = "decode worker d is dead"
     effects = ledger.worker_lost("d", 2.0)
-    assert effects == [Send("p", FencePeer("d")), Decided(ID, "fenced", reason), stop("p", reason)]
+    assert effects == [Send("p", FencePeer("d")), lost("fenced", reason), stop("p", reason)]
     assert hear(ledger, Quiesced(*ID, reason)) == [Closed(ID, None)]
 
 
@@ -196,11 +204,11 @@ def test_an_unanswered_reservation_is_cancelled_and_then_the_prefill_worker_is_k
     decided, *sends = [e for e in ledger.on_time(30.0) if not is_renewal(e)]
     assert isinstance(decided, Decided) and decided.outcome == "failed" and len(sends) == 2
     (kill,) = [e for e in ledger.on_time(35.0) if not is_renewal(e)]
-    assert isinstance(kill, Kill) and kill.incarnation == "p"
+    assert isinstance(kill, Kill) and kill.suspects[0] == "p"
     assert [e for e in ledger.on_time(40.0) if not is_renewal(e)] == []  # asked for already
     ledger.worker_lost("p", 41.0)
     (kill,) = [e for e in ledger.on_time(46.0) if not is_renewal(e)]
-    assert isinstance(kill, Kill) and kill.incarnation == "d"
+    assert isinstance(kill, Kill) and kill.suspects == ("d",)
 
 
 def is_renewal(effect: LedgerEffect) -> bool:
@@ -221,7 +229,7 @@ def test_a_prefill_end_that_does_not_report_after_the_commit_is_killed() -> None
     ledger = pushing()
     hear(ledger, COMMITTED)
     (kill,) = ledger.on_time(7.0)
-    assert isinstance(kill, Kill) and kill.incarnation == "p"
+    assert isinstance(kill, Kill) and kill.suspects[0] == "p"
 
 
 def test_a_prompt_may_compute_for_as_long_as_it_takes_and_its_lease_is_renewed() -> None:
@@ -260,3 +268,26 @@ def test_more_than_the_bound_is_a_fault_of_admission() -> None:
     ledger.open((KEY, 2), "p", "d", 0.0)
     with pytest.raises(AssertionError, match="max_open"):
         ledger.open((KEY, 3), "p", "d", 0.0)
+
+
+def test_writes_that_do_not_end_cancel_both_ends_and_then_either_worker_may_be_to_blame() -> None:
+    ledger = pushing()
+    reason = "its writes do not end"
+    assert hear(ledger, Stalled(*ID)) == [lost("transport", reason), stop("p", reason), stop("d", reason)]
+    assert hear(ledger, Stalled(*ID)) == []
+    (kill,) = ledger.on_time(7.0)
+    assert isinstance(kill, Kill) and kill.suspects == ("p", "d")
+
+
+def test_once_the_prompt_is_computed_sending_it_has_a_limit() -> None:
+    ledger = pushing()
+    ledger.first_token(ID, TOKEN, 2.0)
+    assert [e for e in ledger.on_time(121.0) if not is_renewal(e)] == []
+    overdue = [e for e in ledger.on_time(122.0) if not is_renewal(e)]
+    assert overdue[0] == lost("overdue", "not all was sent 120 s after the prompt was computed")
+
+
+def test_the_oldest_open_handoff_has_an_age() -> None:
+    ledger = opened()
+    ledger.open((KEY, 2), prefill="p", decode="d", now=3.0)
+    assert (ledger.oldest_s(5.0), HandoffLedger(LIMITS).oldest_s(5.0)) == (5.0, 0.0)

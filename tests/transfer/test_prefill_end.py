@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
-from dynrt.transfer.events import Arm, CancelHandoff, Quiesced, Sent
+from dynrt.transfer.events import Arm, CancelHandoff, Quiesced, Sent, Stalled
 from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
 from dynrt.transfer.notifications import SenderQuiesced, decode
-from dynrt.transfer.prefill_end import MAX_WRITE_BYTES, PrefillEnd, Write
+from dynrt.transfer.prefill_end import STALL_S, PrefillEnd, Write
 from dynrt.transfer.units import UnitRange
+from dynrt.transfer.window import MAX_WRITE_BYTES, WINDOW_WRITES
 
 NUM_LAYERS = 3
 BLOCK_BYTES = 100
@@ -16,8 +17,10 @@ ID = (KEY, 1)
 RELEASE = Order(ReleaseBlocks(*ID))
 
 
-def prefill_end(num_ranks: int = 1, layer_block_bytes: int = BLOCK_BYTES) -> PrefillEnd:
-    end = PrefillEnd(num_ranks, NUM_LAYERS, layer_block_bytes)
+def prefill_end(
+    num_ranks: int = 1, layer_block_bytes: int = BLOCK_BYTES, num_layers: int = NUM_LAYERS
+) -> PrefillEnd:
+    end = PrefillEnd(num_ranks, num_layers, layer_block_bytes)
     assert end.opened(PrefillOpened(*ID)) == []
     return end
 
@@ -33,14 +36,14 @@ def write_layers(end: PrefillEnd) -> list[PrefillEffect]:
 def writes(end: PrefillEnd) -> list[Write]:
     """All that may be posted now."""
     posted = []
-    while (write := end.next_write()) is not None:
+    while (write := end.next_write(0.0)) is not None:
         end.write_posted(write, 0.25)
         posted.append(write)
     return posted
 
 
 def finish(end: PrefillEnd, posted: list[Write]) -> list[PrefillEffect]:
-    return [effect for write in posted for effect in end.write_done(write, 0.5)]
+    return [effect for write in posted for effect in end.write_done(write, 0.0, 1e-3)]
 
 
 def test_layers_wait_for_the_target_and_then_go_in_one_piece() -> None:
@@ -97,7 +100,7 @@ def test_sent_and_released_when_the_last_write_is_done_and_not_before() -> None:
     write_layers(end)
     *others, last = writes(end)
     assert finish(end, others) == []
-    sent = Sent(*ID, kv_bytes=600, num_writes=2, post_s=0.5, link_s=1.0)
+    sent = Sent(*ID, kv_bytes=600, num_writes=2, post_s=0.5, link_s=1e-3)  # on the link one after the other
     assert finish(end, [last]) == [RELEASE, Tell(sent)]
     assert end.num_open == 0
 
@@ -147,9 +150,9 @@ def test_a_failed_write_quiesces_uncleanly_when_the_others_are_done() -> None:
     end.layer_written(2, 2.0)
     (second,) = writes(end)
     assert end.write_failed(first, "reset") == []
-    notify, release, tell = end.write_done(second, 0.5)
+    notify, release, tell = end.write_done(second, 0.0, 1e-3)
     assert isinstance(notify, Notify) and decode(notify.notification) == SenderQuiesced(*ID, clean=False)
-    assert (release, tell) == (RELEASE, Tell(Quiesced(*ID, "reset", clean=False)))
+    assert (release, tell) == (RELEASE, Tell(Quiesced(*ID, "reset", clean=False, cause="transport")))
 
 
 def test_a_fence_waits_for_nothing() -> None:
@@ -158,7 +161,7 @@ def test_a_fence_waits_for_nothing() -> None:
     end.step_begins([ready(0, [7], 1, written=True)])
     posted = writes(end)
     assert end.fence("another") == []
-    assert end.fence("peer") == [RELEASE, Tell(Quiesced(*ID, "decode worker peer is dead"))]
+    assert end.fence("peer") == [RELEASE, Tell(Quiesced(*ID, "decode worker peer is dead", cause="fenced"))]
     assert finish(end, posted) == [] and end.write_failed(posted[0], "late") == []
 
 
@@ -167,7 +170,7 @@ def test_a_target_of_another_length_than_the_prompt_stops_the_handoff() -> None:
     end.step_begins([ready(0, [7], 2)])
     *_, tell = end.arm(Arm(*ID, "peer", 0, [3]))
     reason = "the prompt has 2 blocks, decode reserved up to 1"
-    assert tell == Tell(Quiesced(*ID, reason))
+    assert tell == Tell(Quiesced(*ID, reason, cause="mismatch"))
 
 
 def test_a_cancel_before_all_else_keeps_everything_late_from_opening_the_handoff() -> None:
@@ -187,3 +190,63 @@ def test_an_arm_before_the_prompt_is_opened_counts() -> None:
     end.opened(PrefillOpened(*ID))
     end.step_begins([ready(0, [7], 1, written=True)])
     assert [write.target_ids for write in writes(end)] == [[3]]
+
+
+def test_no_more_is_posted_to_a_peer_than_its_window_and_the_rest_goes_together() -> None:
+    end = prefill_end(num_layers=8)
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1)])
+    posted = []
+    for layer in range(8):
+        end.layer_written(layer, float(layer))
+        posted += writes(end)
+    assert [write.units.num_layers for write in posted] == [1] * WINDOW_WRITES
+    finish(end, posted[:1])
+    assert [write.units for write in writes(end)] == [UnitRange(0, 4, 4, 0, 1)]
+
+
+def test_another_peer_has_a_window_of_its_own() -> None:
+    end = prefill_end(num_layers=8)
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.arm(Arm(b"o" * 16, 1, "other", 0, [5]))
+    end.step_begins([ready(0, [7], 1), BlocksReady(b"o" * 16, 1, 0, [8], False, 1)])
+    posted = []
+    for layer in range(8):
+        end.layer_written(layer, float(layer))
+        posted += writes(end)
+    assert sorted(write.peer for write in posted) == ["other"] * WINDOW_WRITES + ["peer"] * WINDOW_WRITES
+
+
+def test_the_request_nearest_its_end_goes_first() -> None:
+    end = prefill_end()
+    near = b"n" * 16
+    end.arm(Arm(*ID, "peer", 0, [3, 4, 5]))
+    end.arm(Arm(near, 1, "peer", 0, [6]))
+    end.step_begins([ready(0, [7], 3), BlocksReady(near, 1, 0, [8], False, 1)])
+    end.layer_written(0, 0.0)
+    assert [write.id[0] for write in writes(end)] == [near, KEY]
+
+
+def test_nothing_is_posted_to_a_peer_whose_connection_is_broken() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1, written=True)])
+    end.hold("peer")
+    assert writes(end) == []
+    end.resume("peer")
+    assert len(writes(end)) == 1
+
+
+def test_writes_that_do_not_end_are_told_once_and_nothing_more_is_posted() -> None:
+    end = prefill_end()
+    end.arm(Arm(*ID, "peer", 0, [3]))
+    end.step_begins([ready(0, [7], 1)])
+    end.layer_written(0, 0.0)
+    posted = writes(end)
+    assert end.polled(STALL_S - 0.1) == []
+    assert end.polled(STALL_S) == [Tell(Stalled(*ID))]
+    assert end.polled(2 * STALL_S) == []
+    end.layer_written(1, 1.0)
+    assert writes(end) == []
+    *_, tell = finish(end, posted)
+    assert tell == Tell(Quiesced(*ID, "its writes do not end", cause="transport"))

@@ -65,6 +65,19 @@ def test_a_written_notification_comes_out_as_it_went_in(key: bytes, epoch: int, 
     assert notifications.decode(packed) == UnitsWritten(key, epoch, units)
 
 
+@given(keys, epochs, unit_ranges(), st.data())
+def test_checksums_travel_behind_it_one_for_each_unit(
+    key: bytes, epoch: int, units: UnitRange, data: st.DataObject
+) -> None:
+    num_units = units.num_layers * units.num_blocks
+    checksums = data.draw(st.lists(st.integers(0, 2**32 - 1), min_size=num_units, max_size=num_units))
+    packed = notifications.encode_written(key, epoch, units, checksums)
+    assert notifications.decode(packed) == UnitsWritten(key, epoch, units, tuple(checksums))
+    if num_units:
+        with pytest.raises(MalformedNotificationError, match="bytes of checksums"):
+            notifications.decode(packed + b"0")
+
+
 @given(keys, epochs, st.booleans())
 def test_a_quiesced_notification_comes_out_as_it_went_in(key: bytes, epoch: int, clean: bool) -> None:
     packed = notifications.encode_quiesced(key, epoch, clean=clean)

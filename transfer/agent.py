@@ -1,0 +1,56 @@
+"""What the transfer thread needs of the agent that moves its bytes: NIXL's, or one wrapped around that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from dynrt.transfer.units import UnitRange
+
+
+class NixlError(Exception):
+    """NIXL, or the connection under it, failed."""
+
+
+class WriteState(Enum):
+    """NIXL's names: where a posted write is."""
+
+    DONE = "DONE"
+    IN_FLIGHT = "PROC"
+    FAILED = "ERR"
+
+
+class Agent(Protocol):
+    """One rank's agent; `transfer.nixl_agent.NixlAgent` says what each method does. One thread makes all calls."""
+
+    @property
+    def metadata(self) -> bytes: ...
+
+    @property
+    def region_addresses(self) -> list[int]: ...
+
+    def connect_peer(
+        self, incarnation: str, metadata: bytes, addresses: Sequence[int], num_blocks: int
+    ) -> None: ...
+
+    def remove_peer(self, incarnation: str) -> None: ...
+
+    def post_write(
+        self,
+        peer: str,
+        units: UnitRange,
+        source_ids: Sequence[int],
+        target_ids: Sequence[int],
+        notification: bytes,
+    ) -> Any: ...
+
+    def poll_write(self, handle: Any) -> WriteState: ...
+
+    def release_write(self, handle: Any) -> None: ...
+
+    def poll_notifications(self) -> list[bytes]: ...
+
+    def notify(self, peer: str, notification: bytes) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,76 @@
+"""Connections to the peers that are pushed to: made when the runtime says so, made again when a write failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynrt.transfer.agent import Agent, NixlError
+from dynrt.transfer.events import ConnectPeer
+
+CONNECT_WINDOW_S = 10.0  # how long both ends drive a connection that is being made
+RETRY_S = 1.0  # a connection that cannot be made again is tried again
+
+
+class Connections:
+    """A worker's peers. Part of the transfer thread."""
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        self._agents = agents
+        self._known: dict[str, ConnectPeer] = {}
+        self._broken: dict[str, float] = {}  # by peer, when to try again
+        self.poll_until = 0.0  # drive the transport until then
+
+    @property
+    def broken(self) -> list[str]:
+        return list(self._broken)
+
+    def expect(self, now: float) -> None:
+        """A connection to or from here is being made."""
+        self.poll_until = now + CONNECT_WINDOW_S
+
+    def connect(self, event: ConnectPeer) -> None:
+        """Raises NixlError."""
+        if len(event.agent_metadata) != len(self._agents):
+            raise NixlError(
+                f"{event.incarnation} has {len(event.agent_metadata)} ranks, this worker has {len(self._agents)}"
+            )
+        for agent, metadata, addresses in zip(
+            self._agents, event.agent_metadata, event.region_addresses, strict=True
+        ):
+            agent.connect_peer(event.incarnation, metadata, addresses, event.num_blocks)
+        self._known[event.incarnation] = event
+
+    def break_off(self, peer: str, now: float) -> bool:
+        """A write to `peer` failed: its connection is of no use. False if there was none, or this is known."""
+        if peer not in self._known or peer in self._broken:
+            return False
+        self._broken[peer] = now
+        return True
+
+    def is_due(self, peer: str, now: float) -> bool:
+        """Whether it is time to make the connection to this broken peer again."""
+        return now >= self._broken[peer]
+
+    def renew(self, peer: str, now: float) -> bool:
+        """Leave a broken peer and connect to it again; whether that worked."""
+        self._broken[peer] = now + RETRY_S
+        for agent in self._agents:
+            agent.remove_peer(peer)
+        try:
+            self.connect(self._known[peer])
+        except NixlError:
+            return False
+        del self._broken[peer]
+        self.expect(now)
+        return True
+
+    def leave(self, peer: str) -> None:
+        """It is dead."""
+        self._known.pop(peer, None)
+        self._broken.pop(peer, None)
+        for agent in self._agents:
+            agent.remove_peer(peer)
+
+    def close(self) -> None:
+        for agent in self._agents:
+            agent.close()

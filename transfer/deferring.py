@@ -1,0 +1,82 @@
+"""An agent that posts each write some time after it was asked to: what a slow link and an injected fault share."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from dynrt.transfer.agent import Agent, NixlError, WriteState
+from dynrt.transfer.units import UnitRange
+
+
+class DeferredWrite:
+    """The handle of a write. Until `due_at` (time.monotonic) it is IN_FLIGHT and its receiver knows nothing of it."""
+
+    def __init__(self, due_at: float, *arguments: Any) -> None:
+        self.due_at = due_at
+        self.arguments = arguments  # of the inner agent's post_write
+        self.handle: Any = None  # the inner agent's, once it was posted
+        self.has_failed = False
+
+
+class DeferringAgent(ABC):
+    """An Agent around another. Costs no CPU beyond the transfer thread's own polls."""
+
+    def __init__(self, inner: Agent) -> None:
+        self.inner = inner
+
+    @property
+    def metadata(self) -> bytes:
+        return self.inner.metadata
+
+    @property
+    def region_addresses(self) -> list[int]:
+        return self.inner.region_addresses
+
+    def connect_peer(
+        self, incarnation: str, metadata: bytes, addresses: Sequence[int], num_blocks: int
+    ) -> None:
+        self.inner.connect_peer(incarnation, metadata, addresses, num_blocks)
+
+    def remove_peer(self, incarnation: str) -> None:
+        self.inner.remove_peer(incarnation)
+
+    @abstractmethod
+    def post_write(
+        self,
+        peer: str,
+        units: UnitRange,
+        source_ids: Sequence[int],
+        target_ids: Sequence[int],
+        notification: bytes,
+    ) -> Any:
+        """A DeferredWrite."""
+
+    def poll_write(self, handle: Any) -> WriteState:
+        if handle.handle is None and not handle.has_failed and time.monotonic() >= handle.due_at:
+            self.post_now(handle)
+        if handle.has_failed:
+            return WriteState.FAILED
+        return WriteState.IN_FLIGHT if handle.handle is None else self.inner.poll_write(handle.handle)
+
+    def post_now(self, write: DeferredWrite) -> None:
+        try:
+            write.handle = self.inner.post_write(*write.arguments)
+        except NixlError:
+            write.has_failed = True
+
+    def release_write(self, handle: Any) -> None:
+        """One that was never posted is recalled, as nothing of it exists yet."""
+        if handle.handle is not None:
+            self.inner.release_write(handle.handle)
+
+    def poll_notifications(self) -> list[bytes]:
+        return self.inner.poll_notifications()
+
+    def notify(self, peer: str, notification: bytes) -> None:
+        self.inner.notify(peer, notification)
+
+    def close(self) -> None:
+        self.inner.close()

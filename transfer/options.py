@@ -1,0 +1,20 @@
+"""How a transfer thread is set up, as far as an engine is told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynrt.transfer.faults import Fault
+from dynrt.transfer.throttle import LinkSpeed
+
+
+class TransferOptions(msgspec.Struct, frozen=True):
+    """`verify`: commit a handoff only if every block's checksum is that of what was sent; host memory only.
+
+    The others are for tests and benches: a trace of the thread, a slow link, injected faults.
+    """
+
+    verify: bool = False
+    trace: str | None = None  # path of a file
+    throttle: LinkSpeed | None = None
+    faults: tuple[Fault, ...] = ()
