@@ -13,7 +13,7 @@ from typing import Protocol
 import zmq
 
 from dynrt.engines.address import connect_dealer
-from dynrt.engines.compute import Drop, Generate, News, Order, Reserve, SnapshotWanted, StatusSeen, StepDone
+from dynrt.engines.orders import Drop, Generate, News, Order, Reserve, SnapshotWanted, StatusSeen, StepDone
 from dynrt.engines.protocol import EngineRequest
 from dynrt.engines.replies import HandoffId, Replies
 from dynrt.engines.wakeup import WakeupQueue

@@ -17,9 +17,10 @@ from thread_fakes import (
     until,
 )
 
-from dynrt.engines import compute
-from dynrt.engines.compute import ComputeThread, Drop, Generate, Reserve, SnapshotWanted, StatusSeen, StepDone
+from dynrt.engines import orders
+from dynrt.engines.compute import ComputeThread
 from dynrt.engines.heartbeat import StepClock
+from dynrt.engines.orders import Drop, Generate, Order, Reserve, SnapshotWanted, StatusSeen, StepDone
 from dynrt.planner.events import BlocksRemoved, CacheSnapshot
 from dynrt.runtime.messages import StatusRequest
 from dynrt.transfer.events import ReserveRefused
@@ -39,7 +40,7 @@ class Rig:
         self.failures = Heard()
         self.thread = ComputeThread(self.engine, self.transfer, StepClock(), self.news, self.failures)
 
-    def order(self, *orders: compute.Order) -> None:
+    def order(self, *orders: Order) -> None:
         for order in orders:
             self.thread.post(order)
 
@@ -78,7 +79,7 @@ def test_a_reservation_that_never_fits_is_refused_and_holds_up_nobody(rig: Rig) 
 
 
 def test_waiting_reservations_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "PENDING_RESERVATIONS_LIMIT", 1)
+    monkeypatch.setattr(orders, "PENDING_RESERVATIONS_LIMIT", 1)
     rig.order(reserve(8, A))
     rig.transfer.next(ReservationMade)
     rig.order(reserve(8, B), reserve(8, C))
@@ -103,7 +104,7 @@ def test_a_drop_that_crosses_the_commit_releases(rig: Rig) -> None:
 
 
 def test_what_is_remembered_of_drops_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compute, "TOMBSTONES_LIMIT", 2)
+    monkeypatch.setattr(orders, "TOMBSTONES_LIMIT", 2)
     rig.order(
         *(Drop(KEY, epoch) for epoch in range(3)), CommitBlocks(KEY, 0, 7, 1), CommitBlocks(KEY, 2, 7, 1)
     )

@@ -9,8 +9,8 @@ import pytest
 from thread_fakes import DEADLINE_S, KEY, FakeReplies, FakeRuntime, FakeTransfer, Heard, step_output, submit
 
 from dynrt.engines import address, control
-from dynrt.engines.compute import Drop, Generate, Reserve, SnapshotWanted, StatusSeen, StepDone
 from dynrt.engines.control import ControlThread
+from dynrt.engines.orders import Drop, Generate, Reserve, SnapshotWanted, StatusSeen, StepDone
 from dynrt.engines.protocol import Token
 from dynrt.runtime.errors import ConfigError, RegistrationError
 from dynrt.runtime.messages import (
