@@ -7,6 +7,7 @@ running request gives its blocks back and is computed again later.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 
 import msgspec
@@ -134,6 +135,29 @@ class Scheduler:
             self._add(batch, found[0])
         return batch
 
+    def count_uneventful(self) -> int:
+        """How many steps from now on would only add a token to each request of the batch, unless one ends it.
+
+        In these steps no request is admitted, ends, gives its first token, or fills or needs a block.
+        """
+        if self._refused or any(sequence.num_uncomputed != 1 for sequence in self._running.values()):
+            return 0
+        if self._find_admissible() is not None:
+            return 0
+        steps = (sequence.count_uneventful(self._pool.block_size) for sequence in self._next_decodes())
+        return min(steps, default=0)
+
+    def decode_work(self) -> tuple[int, int]:
+        """Requests of the next uneventful step, and the tokens of KV that they attend to."""
+        sequences = self._next_decodes()
+        return len(sequences), sum(sequence.num_computed + 1 for sequence in sequences)
+
+    def skip(self, count: int, token_id: int) -> None:
+        """Do what `count` uneventful steps would that sample `token_id` each time."""
+        for sequence in self._next_decodes():
+            sequence.token_ids += [token_id] * count
+            sequence.num_computed += count
+
     def advance(self, batch: Batch, sampled: list[int]) -> list[Token]:
         """The batch is computed; `sampled` has one token for each chunk with `sample`, in order."""
         next_sampled = iter(sampled)
@@ -209,6 +233,12 @@ class Scheduler:
         sequence.num_computed = len(hit) * self._pool.block_size
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
+
+    def _next_decodes(self) -> list[Sequence]:
+        """The requests of the next step's batch, while all that run are decoding."""
+        limits = self._limits
+        count = min(limits.max_batch_tokens, limits.max_batch_requests)
+        return [*itertools.islice(self._running.values(), count)]
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for one more token; False if that cost this request itself its place."""

@@ -67,6 +67,13 @@ class Sequence(msgspec.Struct, eq=False):
             return "length", None
         return None, None
 
+    def count_uneventful(self, block_size: int) -> int:
+        """How many decode steps lie before its first token, its last one, or the edge of its last block."""
+        if self.request.prefill_only or not self.num_outputs:
+            return 0
+        left_in_block = len(self.block_ids) * block_size - self.num_computed - 1
+        return max(0, min(left_in_block, self.request.sampling.max_tokens - self.num_outputs - 1))
+
     def reset(self) -> list[int]:
         """Forget what was computed and hand the blocks back."""
         block_ids, self.block_ids = self.block_ids, []
