@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from dynrt.planner.radix_tree import Blocks, Edge, RadixTree
+from dynrt.planner.edge import Blocks, Edge
+from dynrt.planner.radix_tree import RadixTree
 
 
 class Run:
@@ -59,6 +60,12 @@ class BlockRuns:
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __getitem__(self, index: int) -> Run:
+        return self._runs[index]
 
     def find(self, key: int) -> Run | None:
         """The run that holds the live block with this key."""

@@ -13,7 +13,7 @@ from dynrt.planner.events import CacheEvents, CacheSnapshot
 from dynrt.planner.links import Links, Pair
 from dynrt.planner.load import Load, LoadReport
 from dynrt.planner.plan import Choice, NoPlan, Plan, PlanRequest, WorkerFacts
-from dynrt.planner.prefix_index import TOKEN_BYTES, PrefixIndex
+from dynrt.planner.prefix_index import DEFAULT_LIMIT_BYTES, TOKEN_BYTES, PrefixIndex
 
 EXPECTATION_S = 5.0  # a plan's blocks count as held for its expected time and so much longer
 
@@ -34,11 +34,16 @@ class _Open(msgspec.Struct):
 class Planner:
     """See the module. Methods that name a worker which has left, or a request which is over, do nothing."""
 
-    def __init__(self, random: Random, uncached_extra: float = UNCACHED_EXTRA) -> None:
+    def __init__(
+        self,
+        random: Random,
+        uncached_extra: float = UNCACHED_EXTRA,
+        index_bytes: int = DEFAULT_LIMIT_BYTES,
+    ) -> None:
         self._random = random
         self._uncached_extra = uncached_extra
         self._workers: dict[str, _Worker] = {}
-        self._index = PrefixIndex()
+        self._index = PrefixIndex(random, index_bytes)
         self._fleet = FleetFit()
         self._links = Links()
         self._open: dict[bytes, _Open] = {}

@@ -1,13 +1,20 @@
 """Which worker holds how much of a prompt's KV (sans-IO).
 
 Fed by the workers' numbered cache events, checked by snapshots, and, until events arrive, by the plans just made.
+
+Its memory is bounded. At the bound, what one worker holds on one edge is dropped, the least recently matched or
+stored of a few drawn by lot (as Redis evicts keys), until the rest fits. What was dropped counts as not held, and
+so does all that the worker stores below it, until the worker stores it anew or sends a snapshot.
 """
 
 from __future__ import annotations
 
 import heapq
+from random import Random
 
 from dynrt.planner.block_runs import BlockRuns, Run, ascending_runs, key_ranges
+from dynrt.planner.early_events import EarlyEvents
+from dynrt.planner.edge import Bits
 from dynrt.planner.events import (
     ROOT,
     BlocksRemoved,
@@ -17,11 +24,13 @@ from dynrt.planner.events import (
     CacheEvents,
     CacheSnapshot,
 )
-from dynrt.planner.radix_tree import Bits, RadixTree
+from dynrt.planner.holders import Holders
+from dynrt.planner.index_memory import IndexMemory
+from dynrt.planner.radix_tree import RadixTree
 
 TOKEN_BYTES = 4
-MAX_EARLY_EVENTS = 4096  # kept per worker while its snapshot is awaited
-MAX_NAMED_SETS = 4096  # remembered translations of bit masks into worker names
+DEFAULT_LIMIT_BYTES = 256_000_000
+DRAWN_RUNS = 16  # of which the least recently used is dropped
 
 
 class _Worker:
@@ -33,7 +42,8 @@ class _Worker:
         self.bit = bit
         self.expected_bit = expected_bit
         self.next_seq = 0
-        self.early: list[CacheEvents] | None = None  # not None: events are missing, a snapshot is awaited
+        self.early: EarlyEvents | None = None  # not None: events are missing, a snapshot is awaited
+        self.is_cut = False  # something was dropped at the memory bound: parents may be unknown
         self.runs = BlockRuns()
         self.expected: dict[int, Run] = {}  # by handle
 
@@ -41,12 +51,15 @@ class _Worker:
 class PrefixIndex:
     """See the module. Workers may have different block sizes; only whole blocks are indexed."""
 
-    def __init__(self) -> None:
+    def __init__(self, random: Random, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self.dropped_blocks = 0  # at the memory bound, ever
+        self._random = random
+        self._limit_bytes = limit_bytes
+        self._memory = IndexMemory()
         self._workers: dict[str, _Worker] = {}
         self._trees: dict[tuple[str, int], RadixTree] = {}  # by salt and block size
         self._block_sizes: tuple[int, ...] = ()
-        self._names_of: dict[Bits, tuple[str, ...]] = {}
-        self._owners: list[str | None] = []  # by bit number
+        self._holders = Holders()
         self._expiries: list[tuple[float, int, str]] = []  # heap of (time, handle, worker)
         self._last_handle = 0
 
@@ -60,12 +73,17 @@ class PrefixIndex:
         """Whether nothing is held or expected by anybody, and no memory kept for it."""
         return not self._trees
 
+    @property
+    def num_bytes(self) -> int:
+        """Estimated memory; beside it, at most 1 MiB per worker whose snapshot is awaited."""
+        return self._memory.num_bytes
+
     def add_worker(self, name: str, block_size: int) -> None:
         """A new incarnation: nothing known of an earlier worker of that name remains. Events start at number 0."""
         assert block_size > 0, block_size
         self.drop_worker(name)
-        self._workers[name] = _Worker(name, block_size, self._take_bit(name), self._take_bit(name))
-        self._workers_changed()
+        self._workers[name] = _Worker(name, block_size, self._holders.add(name), self._holders.add(name))
+        self._note_block_sizes()
 
     def drop_worker(self, name: str) -> None:
         """Forget a worker. Unknown: no-op."""
@@ -73,8 +91,11 @@ class PrefixIndex:
         if worker is None:
             return
         self._forget_blocks(worker)
-        self._owners = [None if owner == name else owner for owner in self._owners]
-        self._workers_changed()
+        self._holders.drop(name)
+        self._note_block_sizes()
+
+    def _note_block_sizes(self) -> None:
+        self._block_sizes = tuple({worker.block_size for worker in self._workers.values()})
 
     def match(self, salt: str, prompt_ids: bytes) -> dict[str, int]:
         """Leading tokens of the prompt that each worker holds, or is about to; workers with none are left out."""
@@ -83,7 +104,7 @@ class PrefixIndex:
             tree = self._trees.get((salt, block_size))
             if tree is not None:
                 for num_blocks, bits in tree.match(prompt_ids):
-                    hits.update(dict.fromkeys(self._names(bits), num_blocks * block_size))
+                    hits.update(dict.fromkeys(self._holders.names(bits), num_blocks * block_size))
         return hits
 
     # --- what workers tell ----------------------------------------------------------------------------
@@ -98,10 +119,10 @@ class PrefixIndex:
         if worker is None:
             return True  # it left while this was on its way
         if worker.early is not None:
-            return self._keep_early(worker, run)
+            return worker.early.add(run)
         if self._apply_run(worker, run):
             return True
-        self._lose(worker, run)
+        self._lose(worker).add(run)
         return False
 
     def restore(self, name: str, snapshot: CacheSnapshot) -> bool:
@@ -109,12 +130,12 @@ class PrefixIndex:
         worker = self._workers.get(name)
         if worker is None or (worker.early is None and snapshot.next_seq <= worker.next_seq):
             return True
-        early = sorted(worker.early or [], key=lambda run: run.first_seq)
+        early = worker.early.in_order() if worker.early is not None else []
         self._clear_blocks(worker)
         worker.early = None
         worker.next_seq = snapshot.next_seq
         if not all(self._store(worker, stored) for stored in snapshot.stored):
-            self._lose(worker, None)
+            self._lose(worker)
             return False
         complete = [self.apply(name, run) for run in early]  # behind another gap they are kept again
         return all(complete)
@@ -140,18 +161,10 @@ class PrefixIndex:
                 self._forget_blocks(worker)
         return True
 
-    def _keep_early(self, worker: _Worker, run: CacheEvents) -> bool:
-        """Hold a run back until the snapshot; too many, and only a newer snapshot can help."""
-        assert worker.early is not None
-        worker.early.append(run)
-        if sum(len(early.events) for early in worker.early) <= MAX_EARLY_EVENTS:
-            return True
-        worker.early = [run]
-        return False
-
-    def _lose(self, worker: _Worker, run: CacheEvents | None) -> None:
+    def _lose(self, worker: _Worker) -> EarlyEvents:
         self._forget_blocks(worker)
-        worker.early = [] if run is None else [run]
+        worker.early = EarlyEvents()
+        return worker.early
 
     def _store(self, worker: _Worker, stored: BlocksStored) -> bool:
         """False if the parent is unknown, a key is not new, or the tokens do not fit the keys."""
@@ -165,6 +178,7 @@ class PrefixIndex:
                 return False
             parent_key = first_key + count - 1
             position += count * block_bytes
+        self._keep_bound()
         return True
 
     def _store_run(
@@ -175,35 +189,49 @@ class PrefixIndex:
             return False
         if parent_key == ROOT:
             tree = self._tree(salt, worker.block_size)
-            worker.runs.add(Run(tree, first_key, 0, count, tree.insert(tree.root, 0, tokens, worker.bit)))
+            edge = tree.insert(tree.root, 0, tokens, worker.bit)
+            self._add_run(worker, Run(tree, first_key, 0, count, edge))
             return True
         parent = worker.runs.find(parent_key)
         if parent is None:
-            return False
+            return worker.is_cut
         above, depth = parent.place(parent_key)
         edge = parent.tree.insert(above, depth + 1, tokens, worker.bit)
         if first_key == parent_key + 1:  # a new key, so the parent is the last of its run
             parent.extend(count, edge)
         else:
-            worker.runs.add(Run(parent.tree, first_key, depth + 1, count, edge))
+            self._add_run(worker, Run(parent.tree, first_key, depth + 1, count, edge))
         return True
+
+    def _add_run(self, worker: _Worker, run: Run) -> None:
+        worker.runs.add(run)
+        self._memory.runs(1)
 
     def _remove(self, worker: _Worker, first_key: int, last_key: int) -> None:
         """Take the blocks with these keys out; keys that are not known are none of the cache's any more."""
         for run in worker.runs.within(first_key, last_key):
-            run.tree.drop(run.edge, run.first, run.take(first_key, last_key), worker.bit)
-            if run.live:
-                run.let_go()
-            else:
-                worker.runs.remove(run)
-                self._drop_if_empty(run.tree)
+            self._take(worker, run, first_key, last_key)
+
+    def _take(self, worker: _Worker, run: Run, first_key: int, last_key: int) -> int:
+        """Take these blocks out of a run; how many they were."""
+        taken = run.take(first_key, last_key)
+        run.tree.drop(run.edge, run.first, taken, worker.bit)
+        if run.live:
+            run.let_go()
+        else:
+            worker.runs.remove(run)
+            self._memory.runs(-1)
+            self._drop_if_empty(run.tree)
+        return taken.bit_count()
 
     def _clear_blocks(self, worker: _Worker) -> None:
         """What the worker told of its cache is void."""
         for run in worker.runs:
             run.tree.drop(run.edge, run.first, run.live, worker.bit)
             self._drop_if_empty(run.tree)
+        self._memory.runs(-len(worker.runs))
         worker.runs.clear()
+        worker.is_cut = False
 
     def _forget_blocks(self, worker: _Worker) -> None:
         """The cache is empty, or unknown; what earlier plans expected of it went with it."""
@@ -227,6 +255,8 @@ class PrefixIndex:
             edge = tree.insert(tree.root, 0, tokens, worker.expected_bit)
             worker.expected[self._last_handle] = Run(tree, ROOT, 0, count, edge)
             heapq.heappush(self._expiries, (expires_at, self._last_handle, name))
+            self._memory.plans(1)
+            self._keep_bound()
         return self._last_handle
 
     def withdraw(self, name: str, handle: int) -> None:
@@ -238,44 +268,54 @@ class PrefixIndex:
     def expire(self, now: float) -> None:
         """End the expectations whose time has come."""
         while self._expiries and self._expiries[0][0] <= now:
-            _, handle, name = heapq.heappop(self._expiries)
-            self.withdraw(name, handle)
+            self._expire_next()
+
+    def _expire_next(self) -> None:
+        _, handle, name = heapq.heappop(self._expiries)
+        self.withdraw(name, handle)
 
     def _withdraw(self, worker: _Worker, handle: int) -> None:
         run = worker.expected.pop(handle)
+        self._memory.plans(-1)
         run.tree.drop(run.edge, run.first, run.live, worker.expected_bit)
         self._drop_if_empty(run.tree)
 
-    # --- trees and names ------------------------------------------------------------------------------
+    # --- the memory bound -----------------------------------------------------------------------------
+
+    def _keep_bound(self) -> None:
+        """Drop until the rest fits; what plans expect only when nothing else is left."""
+        while self._memory.num_bytes > self._limit_bytes:
+            holders = [worker for worker in self._workers.values() if len(worker.runs)]
+            if holders:
+                self._drop_least_used(holders)
+            elif self._expiries:
+                self._expire_next()
+            else:
+                return
+
+    def _drop_least_used(self, holders: list[_Worker]) -> None:
+        """One run's blocks on its last edge. No edge is used later than those above it, so leaves go first."""
+        drawn = []
+        for worker in self._random.choices(holders, k=DRAWN_RUNS):
+            run = worker.runs[self._random.randrange(len(worker.runs))]
+            run.let_go()
+            drawn.append((run.edge.used, -run.edge.start, worker, run))
+        _, _, worker, run = min(drawn, key=lambda entry: entry[:2])
+        first_key = max(run.first_key, run.first_key + run.edge.start - run.first)
+        self.dropped_blocks += self._take(worker, run, first_key, run.end_key - 1)
+        worker.is_cut = True
+
+    # --- trees ----------------------------------------------------------------------------------------
 
     def _tree(self, salt: str, block_size: int) -> RadixTree:
         tree = self._trees.get((salt, block_size))
         if tree is None:
-            tree = self._trees[salt, block_size] = RadixTree(salt, block_size * TOKEN_BYTES)
+            tree = self._trees[salt, block_size] = RadixTree(salt, block_size * TOKEN_BYTES, self._memory)
+            self._memory.trees(1)
         return tree
 
     def _drop_if_empty(self, tree: RadixTree) -> None:
-        if tree.is_empty:
-            self._trees.pop((tree.salt, tree.block_bytes // TOKEN_BYTES), None)
-
-    def _take_bit(self, name: str) -> Bits:
-        """A bit that no worker uses, the lowest, so that masks stay short."""
-        if None not in self._owners:
-            self._owners.append(None)
-        number = self._owners.index(None)
-        self._owners[number] = name
-        return 1 << number
-
-    def _workers_changed(self) -> None:
-        self._names_of.clear()
-        self._block_sizes = tuple({worker.block_size for worker in self._workers.values()})
-
-    def _names(self, bits: Bits) -> tuple[str, ...]:
-        names = self._names_of.get(bits)
-        if names is None:
-            if len(self._names_of) >= MAX_NAMED_SETS:
-                self._names_of.clear()
-            owners = enumerate(self._owners)
-            names = tuple(owner for number, owner in owners if owner is not None and bits >> number & 1)
-            self._names_of[bits] = names
-        return names
+        place = tree.salt, tree.block_bytes // TOKEN_BYTES
+        if tree.is_empty and self._trees.get(place) is tree:
+            del self._trees[place]
+            self._memory.trees(-1)

@@ -6,110 +6,25 @@ dictionary access, one memcmp and a few operations on int bit masks per edge, wh
 
 from __future__ import annotations
 
-Bits = int  # a set of holders
-Blocks = int  # a set of blocks of one edge, or of one run: bit i is its i-th block
-
-
-class Edge:
-    """`length` blocks of tokens that follow the first `start` blocks of a path, and who holds which of them.
-
-    An edge that is split keeps its lower part, and one that is cut off keeps its parent. So the place of a block
-    may be remembered as (edge, depth): it is on that edge or on the way up from it.
-    """
-
-    __slots__ = ("children", "full", "length", "parent", "partial", "repeats", "start", "tokens")
-
-    def __init__(self, parent: Edge | None, start: int, tokens: bytes, length: int) -> None:
-        self.parent = parent
-        self.start = start
-        self.tokens = tokens
-        self.length = length
-        self.children: dict[bytes, Edge] | None = None  # by their first block's tokens
-        self.full: Bits = 0  # who holds all of this edge's blocks
-        self.partial: dict[Bits, Blocks] | None = None  # who holds only some: these
-        self.repeats: dict[Bits, list[Blocks]] | None = None  # i-th entry: held at least i + 2 times
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    def held_by(self, bit: Bits) -> Blocks:
-        """The blocks of this edge that holder `bit` has."""
-        if self.full & bit:
-            return (1 << self.length) - 1
-        return self.partial.get(bit, 0) if self.partial else 0
-
-    def hold(self, bit: Bits, blocks: Blocks) -> None:
-        """Holder `bit` has these blocks (once more, if it had them)."""
-        held = self.held_by(bit)
-        if held & blocks:
-            self._repeat(bit, held & blocks)
-        self.set_held(bit, held | blocks)
-
-    def drop(self, bit: Bits, blocks: Blocks) -> None:
-        """Holder `bit` has these blocks once less."""
-        if self.repeats:
-            blocks = self._unrepeat(bit, blocks)
-        self.set_held(bit, self.held_by(bit) & ~blocks)
-
-    def num_used(self) -> int:
-        """Blocks up to the last one that anybody holds."""
-        if self.full:
-            return self.length
-        return max(self.partial.values()).bit_length() if self.partial else 0
-
-    def set_held(self, bit: Bits, held: Blocks) -> None:
-        """From now on holder `bit` has exactly these."""
-        if held == (1 << self.length) - 1:
-            self.full |= bit
-            held = 0
-        else:
-            self.full &= ~bit
-        if held:
-            if self.partial is None:
-                self.partial = {}
-            self.partial[bit] = held
-        elif self.partial:
-            self.partial.pop(bit, None)
-
-    def _repeat(self, bit: Bits, blocks: Blocks) -> None:
-        if self.repeats is None:
-            self.repeats = {}
-        layers = self.repeats.setdefault(bit, [])
-        for index, layer in enumerate(layers):
-            layers[index] = layer | blocks
-            blocks &= layer
-        if blocks:
-            layers.append(blocks)
-
-    def _unrepeat(self, bit: Bits, blocks: Blocks) -> Blocks:
-        """Take one holding off each block that has several; those that had but one."""
-        assert self.repeats is not None
-        layers = self.repeats.get(bit, [])
-        for index in reversed(range(len(layers))):
-            layer = layers[index]
-            layers[index] = layer & ~blocks
-            blocks &= ~layer
-        while layers and not layers[-1]:
-            layers.pop()
-        if not layers:
-            self.repeats.pop(bit, None)
-        return blocks
+from dynrt.planner.edge import Bits, Blocks, Edge
+from dynrt.planner.index_memory import IndexMemory
 
 
 class RadixTree:
     """All paths of one salt and one block size; `block_bytes` are the bytes of one block's token ids."""
 
-    __slots__ = ("block_bytes", "root", "salt")
+    __slots__ = ("_memory", "block_bytes", "root", "salt")
 
-    def __init__(self, salt: str, block_bytes: int) -> None:
+    def __init__(self, salt: str, block_bytes: int, memory: IndexMemory) -> None:
         self.salt = salt
         self.block_bytes = block_bytes
         self.root = Edge(None, 0, b"", 0)
+        self._memory = memory
 
     def match(self, prompt: bytes) -> list[tuple[int, Bits]]:
         """How many leading blocks of `prompt` who holds, ascending; the last word on a holder counts."""
         block_bytes = self.block_bytes
+        now = self._memory.tick()
         matches: list[tuple[int, Bits]] = []
         edge = self.root
         alive, position, depth = -1, 0, 0  # alive: who holds every block so far; at first, all
@@ -118,6 +33,7 @@ class RadixTree:
             if child is None:
                 break
             edge = child
+            edge.used = now
             whole = prompt.startswith(edge.tokens, position)
             common = edge.length if whole else self._count_common(edge.tokens, 0, prompt, position)
             leaving = alive & ~edge.full
@@ -147,7 +63,7 @@ class RadixTree:
             if inside < edge.length:
                 common = self._count_common(edge.tokens, inside * self.block_bytes, tokens, position)
                 if common:
-                    edge.hold(bit, ((1 << common) - 1) << inside)
+                    self._hold(edge, bit, ((1 << common) - 1) << inside)
                     depth += common
                     position += common * self.block_bytes
                 else:
@@ -155,8 +71,10 @@ class RadixTree:
                 continue
             below = self._child(edge, tokens, position)
             if below is None:
-                return self._append(edge, tokens[position:], bit)
+                edge = self._append(edge, tokens[position:], bit)
+                break
             edge = below
+        self._touch(edge)
         return edge
 
     def drop(self, edge: Edge, first: int, blocks: Blocks, bit: Bits) -> None:
@@ -168,7 +86,7 @@ class RadixTree:
             else:
                 here, blocks = blocks << -skipped, 0
             if here:
-                edge.drop(bit, here)
+                self._drop(edge, bit, here)
                 self._shrink(edge)
             if blocks:
                 assert edge.parent is not None
@@ -177,6 +95,23 @@ class RadixTree:
     @property
     def is_empty(self) -> bool:
         return not self.root.children
+
+    def _touch(self, edge: Edge) -> None:
+        """This edge is in use, and so are those above it."""
+        now = self._memory.tick()
+        while edge.parent is not None:
+            edge.used = now
+            edge = edge.parent
+
+    def _hold(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
+        records = edge.num_records
+        edge.hold(bit, blocks)
+        self._memory.records(edge.num_records - records)
+
+    def _drop(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
+        records = edge.num_records
+        edge.drop(bit, blocks)
+        self._memory.records(edge.num_records - records)
 
     def _count_common(self, tokens: bytes, at: int, other: bytes, other_at: int) -> int:
         """Equal leading blocks of `tokens[at:]` and `other[other_at:]`, by bisection with memcmp."""
@@ -204,15 +139,23 @@ class RadixTree:
         count = len(tokens) // self.block_bytes
         is_leaf = edge.children is None and edge is not self.root
         if is_leaf and not edge.full & ~bit:
-            held = edge.held_by(bit) | ((1 << count) - 1) << edge.length
-            edge.full = 0
-            edge.tokens += tokens
-            edge.length += count
-            edge.set_held(bit, held)
-            return edge
+            return self._lengthen(edge, tokens, bit)
         leaf = Edge(edge, edge.end, tokens, count)
         leaf.full = bit
+        self._memory.edges(1, len(tokens))
         self._adopt(edge, leaf)
+        return leaf
+
+    def _lengthen(self, leaf: Edge, tokens: bytes, bit: Bits) -> Edge:
+        count = len(tokens) // self.block_bytes
+        held = leaf.held_by(bit) | ((1 << count) - 1) << leaf.length
+        records = leaf.num_records
+        leaf.full = 0
+        leaf.tokens += tokens
+        leaf.length += count
+        leaf.set_held(bit, held)
+        self._memory.edges(0, len(tokens))
+        self._memory.records(leaf.num_records - records)
         return leaf
 
     def _adopt(self, parent: Edge, child: Edge) -> None:
@@ -233,6 +176,8 @@ class RadixTree:
         parent = lower.parent
         assert parent is not None and 0 < at < lower.length
         upper = Edge(parent, lower.start, lower.tokens[:cut], at)
+        upper.used = lower.used
+        records = lower.num_records
         self._adopt(parent, upper)
         lower.parent = upper
         lower.start += at
@@ -240,6 +185,8 @@ class RadixTree:
         lower.length -= at
         self._adopt(upper, lower)
         _divide_holdings(upper, lower, at)
+        self._memory.edges(1, 0)
+        self._memory.records(upper.num_records + lower.num_records - records)
         return upper
 
     def _shrink(self, edge: Edge) -> None:
@@ -255,14 +202,18 @@ class RadixTree:
             del parent.children[edge.tokens[: self.block_bytes]]
             if not parent.children:
                 parent.children = None
+            self._memory.edges(-1, -len(edge.tokens))
             edge = parent
 
     def _truncate(self, edge: Edge, length: int) -> None:
         assert edge.partial is not None
+        records, num_bytes = edge.num_records, len(edge.tokens)
         edge.tokens = edge.tokens[: length * self.block_bytes]
         edge.length = length
         for bit, held in list(edge.partial.items()):
             edge.set_held(bit, held)
+        self._memory.edges(0, len(edge.tokens) - num_bytes)
+        self._memory.records(edge.num_records - records)
 
 
 def _partial_matches(

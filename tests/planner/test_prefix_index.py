@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from cache_model import CacheModel
 
+from dynrt.planner.early_events import MAX_EVENTS
 from dynrt.planner.events import ROOT, BlocksRemoved, BlocksStored, CacheCleared, CacheEvents, CacheSnapshot
-from dynrt.planner.prefix_index import MAX_EARLY_EVENTS, PrefixIndex
+from dynrt.planner.prefix_index import PrefixIndex
 from dynrt.runtime.messages import pack_ids
 
 SIZE = 4
@@ -20,7 +23,7 @@ def stored(parent: int, keys: list[int], token_ids: list[int], salt: str = "") -
 
 @pytest.fixture
 def index() -> PrefixIndex:
-    index = PrefixIndex()
+    index = PrefixIndex(Random(0))
     index.add_worker("a", SIZE)
     index.add_worker("b", SIZE)
     return index
@@ -122,7 +125,7 @@ def test_a_cleared_cache_is_empty_and_so_are_the_plans_made_before(index: Prefix
 
 
 def test_events_held_back_are_bounded(index: PrefixIndex) -> None:
-    events = [BlocksRemoved([1])] * (MAX_EARLY_EVENTS // 2)
+    events = [BlocksRemoved([1])] * (MAX_EVENTS // 2)
     assert not index.apply("a", CacheEvents(1, list(events)))
     assert index.apply("a", CacheEvents(1 + len(events), list(events)))
     last = CacheEvents(1 + 2 * len(events), [stored(ROOT, [1], PROMPT[:4])])
@@ -178,7 +181,7 @@ def test_news_of_a_worker_that_left_changes_nothing(index: PrefixIndex) -> None:
 
 
 def test_worker_churn_leaves_nothing_behind() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(Random(0))
     for round_number in range(50):
         index.add_worker("x", SIZE)
         cache = CacheModel(SIZE)

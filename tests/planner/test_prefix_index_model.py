@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import product
+from random import Random
 
 from cache_model import CacheModel, Held, all_blocks, hit_tokens
 from hypothesis import settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dynrt.planner.events import ROOT, CacheEvents, CacheSnapshot
-from dynrt.planner.prefix_index import PrefixIndex
+from dynrt.planner.prefix_index import DEFAULT_LIMIT_BYTES, PrefixIndex
 from dynrt.runtime.messages import pack_ids
 
 WORKERS = ("a", "b", "c")
@@ -58,9 +59,11 @@ class Told:
 
 
 class IndexMachine(RuleBasedStateMachine):
+    limit_bytes = DEFAULT_LIMIT_BYTES  # never reached
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(Random(0), self.limit_bytes)
         self.told: dict[str, Told] = {}
         self.expected: dict[tuple[str, int], tuple[float, str, tuple[int, ...]]] = {}
         self.now = 0.0
@@ -183,12 +186,17 @@ class IndexMachine(RuleBasedStateMachine):
                 for name, block_size, held_sets in sets
             }
             hits = {name: hit for name, hit in hits.items() if hit}
-            assert self.index.match(salt, pack_ids(prompt)) == hits, (salt, prompt)
+            self._check(self.index.match(salt, pack_ids(prompt)), hits)
+
+    def _check(self, found: dict[str, int], held: dict[str, int]) -> None:
+        assert found == held
+        assert self.index.dropped_blocks == 0
 
     def teardown(self) -> None:
         for name in list(self.told):
             self.leaves(name)
         assert self.index.is_empty
+        assert self.index.num_bytes == 0
 
     def _any(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(list(self.told)))
@@ -223,5 +231,17 @@ class IndexMachine(RuleBasedStateMachine):
         return [told.held, frozenset().union(*expected)]
 
 
+class BoundedIndexMachine(IndexMachine):
+    """At the memory bound the index knows less, but nothing wrong."""
+
+    limit_bytes = 4_000  # a few edges
+
+    def _check(self, found: dict[str, int], held: dict[str, int]) -> None:
+        assert all(hit <= held.get(name, 0) for name, hit in found.items()), (found, held)
+        assert self.index.num_bytes <= self.limit_bytes
+
+
 TestPrefixIndexModel = IndexMachine.TestCase
 TestPrefixIndexModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBoundedPrefixIndexModel = BoundedIndexMachine.TestCase
+TestBoundedPrefixIndexModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

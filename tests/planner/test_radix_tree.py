@@ -8,7 +8,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynrt.planner.radix_tree import Edge, RadixTree
+from dynrt.planner.edge import Edge
+from dynrt.planner.index_memory import IndexMemory
+from dynrt.planner.radix_tree import RadixTree
 
 A, B = 1, 2
 BLOCK = b"0123"  # one token is one block here
@@ -19,7 +21,7 @@ def path(*blocks: int) -> bytes:
 
 
 def new_tree() -> RadixTree:
-    return RadixTree("", len(BLOCK))
+    return RadixTree("", len(BLOCK), IndexMemory())
 
 
 def edges(tree: RadixTree) -> list[Edge]:
@@ -41,7 +43,7 @@ def test_paths_that_part_share_the_edge_above() -> None:
 
 
 def test_equal_beginnings_of_tokens_do_not_match_blocks() -> None:
-    tree = RadixTree("", 8)
+    tree = RadixTree("", 8, IndexMemory())
     tree.insert(tree.root, 0, path(1, 2, 3, 4), A)
     assert tree.match(path(1, 2, 3, 9)) == [(1, A)]
     assert tree.match(path(1, 9, 3, 4)) == []

@@ -1,0 +1,100 @@
+"""An edge of the radix tree: blocks of tokens, and who holds which of them."""
+
+from __future__ import annotations
+
+Bits = int  # a set of holders
+Blocks = int  # a set of blocks of one edge, or of one run: bit i is its i-th block
+
+
+class Edge:
+    """`length` blocks of tokens that follow the first `start` blocks of a path, and who holds which of them.
+
+    An edge that is split keeps its lower part, and one that is cut off keeps its parent. So the place of a block
+    may be remembered as (edge, depth): it is on that edge or on the way up from it.
+    """
+
+    __slots__ = ("children", "full", "length", "parent", "partial", "repeats", "start", "tokens", "used")
+
+    def __init__(self, parent: Edge | None, start: int, tokens: bytes, length: int) -> None:
+        self.parent = parent
+        self.start = start
+        self.tokens = tokens
+        self.length = length
+        self.children: dict[bytes, Edge] | None = None  # by their first block's tokens
+        self.full: Bits = 0  # who holds all of this edge's blocks
+        self.partial: dict[Bits, Blocks] | None = None  # who holds only some: these
+        self.repeats: dict[Bits, list[Blocks]] | None = None  # i-th entry: held at least i + 2 times
+        self.used = 0  # when it was last matched or stored, on the index's own clock
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def num_records(self) -> int:
+        """Entries of `partial` and `repeats`, for what they take of memory."""
+        count = len(self.partial) if self.partial else 0
+        return count + sum(map(len, self.repeats.values())) if self.repeats else count
+
+    def held_by(self, bit: Bits) -> Blocks:
+        """The blocks of this edge that holder `bit` has."""
+        if self.full & bit:
+            return (1 << self.length) - 1
+        return self.partial.get(bit, 0) if self.partial else 0
+
+    def hold(self, bit: Bits, blocks: Blocks) -> None:
+        """Holder `bit` has these blocks (once more, if it had them)."""
+        held = self.held_by(bit)
+        if held & blocks:
+            self._repeat(bit, held & blocks)
+        self.set_held(bit, held | blocks)
+
+    def drop(self, bit: Bits, blocks: Blocks) -> None:
+        """Holder `bit` has these blocks once less."""
+        if self.repeats:
+            blocks = self._unrepeat(bit, blocks)
+        self.set_held(bit, self.held_by(bit) & ~blocks)
+
+    def num_used(self) -> int:
+        """Blocks up to the last one that anybody holds."""
+        if self.full:
+            return self.length
+        return max(self.partial.values()).bit_length() if self.partial else 0
+
+    def set_held(self, bit: Bits, held: Blocks) -> None:
+        """From now on holder `bit` has exactly these."""
+        if held == (1 << self.length) - 1:
+            self.full |= bit
+            held = 0
+        else:
+            self.full &= ~bit
+        if held:
+            if self.partial is None:
+                self.partial = {}
+            self.partial[bit] = held
+        elif self.partial:
+            self.partial.pop(bit, None)
+
+    def _repeat(self, bit: Bits, blocks: Blocks) -> None:
+        if self.repeats is None:
+            self.repeats = {}
+        layers = self.repeats.setdefault(bit, [])
+        for index, layer in enumerate(layers):
+            layers[index] = layer | blocks
+            blocks &= layer
+        if blocks:
+            layers.append(blocks)
+
+    def _unrepeat(self, bit: Bits, blocks: Blocks) -> Blocks:
+        """Take one holding off each block that has several; those that had but one."""
+        assert self.repeats is not None
+        layers = self.repeats.get(bit, [])
+        for index in reversed(range(len(layers))):
+            layer = layers[index]
+            layers[index] = layer & ~blocks
+            blocks &= ~layer
+        while layers and not layers[-1]:
+            layers.pop()
+        if not layers:
+            self.repeats.pop(bit, None)
+        return blocks
