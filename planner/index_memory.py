@@ -1,15 +1,19 @@
-"""What the prefix index takes of memory, estimated as it grows and shrinks, and the clock of its use (sans-IO)."""
+"""What the prefix index takes of memory, estimated as it grows and shrinks, and the clock of its use (sans-IO).
+
+The sizes are those of CPython's objects; a test compares the sum with what is really allocated.
+"""
 
 from __future__ import annotations
 
-# Bytes of CPython's objects, allocator included; a test compares the sum with what is really allocated.
-TREE_BYTES = 600
-EDGE_BYTES = (
-    480  # beside its tokens: the object, its place among its siblings, and its first block as the key there
-)
-RECORD_BYTES = 160  # a holder of some of an edge's blocks
-RUN_BYTES = 240
-PLAN_BYTES = 480  # a run that a plan expects, with its expiry
+from dynrt.planner.edge import Edge
+
+TREE_BYTES = 300
+EDGE_BYTES = 210  # beside its tokens: the object, and its place among its siblings
+KEY_BYTES = 33  # its first block once more, as the key there; an edge of one block is that key
+CHILDREN_BYTES = 190
+RECORD_BYTES = 120  # a holder of some of an edge's blocks
+RUN_BYTES = 135
+PLAN_BYTES = 280  # a run that a plan expects, with its expiry
 
 
 class IndexMemory:
@@ -26,18 +30,16 @@ class IndexMemory:
         self._clock += 1
         return self._clock
 
-    def edges(self, count: int, token_bytes: int) -> None:
-        """So many edges more, and so many bytes of tokens on edges."""
-        self.num_bytes += count * EDGE_BYTES + token_bytes
+    def grow(self, num_bytes: int) -> None:
+        """So much more is taken (or less, if negative)."""
+        self.num_bytes += num_bytes
 
-    def records(self, count: int) -> None:
-        self.num_bytes += count * RECORD_BYTES
 
-    def trees(self, count: int) -> None:
-        self.num_bytes += count * TREE_BYTES
-
-    def runs(self, count: int) -> None:
-        self.num_bytes += count * RUN_BYTES
-
-    def plans(self, count: int) -> None:
-        self.num_bytes += count * PLAN_BYTES
+def edge_bytes(edge: Edge, block_bytes: int) -> int:
+    """What an edge takes, without the dict of its children."""
+    num_bytes = EDGE_BYTES + len(edge.tokens)
+    if edge.length > 1:
+        num_bytes += KEY_BYTES + block_bytes
+    if edge.partial or edge.repeats:
+        num_bytes += RECORD_BYTES * edge.num_records
+    return num_bytes

@@ -25,7 +25,7 @@ from dynrt.planner.events import (
     CacheSnapshot,
 )
 from dynrt.planner.holders import Holders
-from dynrt.planner.index_memory import IndexMemory
+from dynrt.planner.index_memory import PLAN_BYTES, RUN_BYTES, TREE_BYTES, IndexMemory
 from dynrt.planner.radix_tree import RadixTree
 
 TOKEN_BYTES = 4
@@ -205,7 +205,7 @@ class PrefixIndex:
 
     def _add_run(self, worker: _Worker, run: Run) -> None:
         worker.runs.add(run)
-        self._memory.runs(1)
+        self._memory.grow(RUN_BYTES)
 
     def _remove(self, worker: _Worker, first_key: int, last_key: int) -> None:
         """Take the blocks with these keys out; keys that are not known are none of the cache's any more."""
@@ -220,7 +220,7 @@ class PrefixIndex:
             run.let_go()
         else:
             worker.runs.remove(run)
-            self._memory.runs(-1)
+            self._memory.grow(-RUN_BYTES)
             self._drop_if_empty(run.tree)
         return taken.bit_count()
 
@@ -229,7 +229,7 @@ class PrefixIndex:
         for run in worker.runs:
             run.tree.drop(run.edge, run.first, run.live, worker.bit)
             self._drop_if_empty(run.tree)
-        self._memory.runs(-len(worker.runs))
+        self._memory.grow(-RUN_BYTES * len(worker.runs))
         worker.runs.clear()
         worker.is_cut = False
 
@@ -255,7 +255,7 @@ class PrefixIndex:
             edge = tree.insert(tree.root, 0, tokens, worker.expected_bit)
             worker.expected[self._last_handle] = Run(tree, ROOT, 0, count, edge)
             heapq.heappush(self._expiries, (expires_at, self._last_handle, name))
-            self._memory.plans(1)
+            self._memory.grow(PLAN_BYTES)
             self._keep_bound()
         return self._last_handle
 
@@ -276,7 +276,7 @@ class PrefixIndex:
 
     def _withdraw(self, worker: _Worker, handle: int) -> None:
         run = worker.expected.pop(handle)
-        self._memory.plans(-1)
+        self._memory.grow(-PLAN_BYTES)
         run.tree.drop(run.edge, run.first, run.live, worker.expected_bit)
         self._drop_if_empty(run.tree)
 
@@ -311,11 +311,11 @@ class PrefixIndex:
         tree = self._trees.get((salt, block_size))
         if tree is None:
             tree = self._trees[salt, block_size] = RadixTree(salt, block_size * TOKEN_BYTES, self._memory)
-            self._memory.trees(1)
+            self._memory.grow(TREE_BYTES)
         return tree
 
     def _drop_if_empty(self, tree: RadixTree) -> None:
         place = tree.salt, tree.block_bytes // TOKEN_BYTES
         if tree.is_empty and self._trees.get(place) is tree:
             del self._trees[place]
-            self._memory.trees(-1)
+            self._memory.grow(-TREE_BYTES)

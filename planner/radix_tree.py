@@ -7,7 +7,7 @@ dictionary access, one memcmp and a few operations on int bit masks per edge, wh
 from __future__ import annotations
 
 from dynrt.planner.edge import Bits, Blocks, Edge
-from dynrt.planner.index_memory import IndexMemory
+from dynrt.planner.index_memory import CHILDREN_BYTES, IndexMemory, edge_bytes
 
 
 class RadixTree:
@@ -104,14 +104,17 @@ class RadixTree:
             edge = edge.parent
 
     def _hold(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
-        records = edge.num_records
+        before = self._bytes(edge)
         edge.hold(bit, blocks)
-        self._memory.records(edge.num_records - records)
+        self._memory.grow(self._bytes(edge) - before)
 
     def _drop(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
-        records = edge.num_records
+        before = self._bytes(edge)
         edge.drop(bit, blocks)
-        self._memory.records(edge.num_records - records)
+        self._memory.grow(self._bytes(edge) - before)
+
+    def _bytes(self, edge: Edge) -> int:
+        return edge_bytes(edge, self.block_bytes)
 
     def _count_common(self, tokens: bytes, at: int, other: bytes, other_at: int) -> int:
         """Equal leading blocks of `tokens[at:]` and `other[other_at:]`, by bisection with memcmp."""
@@ -142,25 +145,25 @@ class RadixTree:
             return self._lengthen(edge, tokens, bit)
         leaf = Edge(edge, edge.end, tokens, count)
         leaf.full = bit
-        self._memory.edges(1, len(tokens))
+        self._memory.grow(self._bytes(leaf))
         self._adopt(edge, leaf)
         return leaf
 
     def _lengthen(self, leaf: Edge, tokens: bytes, bit: Bits) -> Edge:
         count = len(tokens) // self.block_bytes
         held = leaf.held_by(bit) | ((1 << count) - 1) << leaf.length
-        records = leaf.num_records
+        before = self._bytes(leaf)
         leaf.full = 0
         leaf.tokens += tokens
         leaf.length += count
         leaf.set_held(bit, held)
-        self._memory.edges(0, len(tokens))
-        self._memory.records(leaf.num_records - records)
+        self._memory.grow(self._bytes(leaf) - before)
         return leaf
 
     def _adopt(self, parent: Edge, child: Edge) -> None:
         if parent.children is None:
             parent.children = {}
+            self._memory.grow(CHILDREN_BYTES)
         parent.children[child.tokens[: self.block_bytes]] = child
 
     def _part(self, edge: Edge, at: int) -> Edge:
@@ -177,7 +180,7 @@ class RadixTree:
         assert parent is not None and 0 < at < lower.length
         upper = Edge(parent, lower.start, lower.tokens[:cut], at)
         upper.used = lower.used
-        records = lower.num_records
+        before = self._bytes(lower)
         self._adopt(parent, upper)
         lower.parent = upper
         lower.start += at
@@ -185,8 +188,7 @@ class RadixTree:
         lower.length -= at
         self._adopt(upper, lower)
         _divide_holdings(upper, lower, at)
-        self._memory.edges(1, 0)
-        self._memory.records(upper.num_records + lower.num_records - records)
+        self._memory.grow(self._bytes(upper) + self._bytes(lower) - before)
         return upper
 
     def _shrink(self, edge: Edge) -> None:
@@ -202,18 +204,18 @@ class RadixTree:
             del parent.children[edge.tokens[: self.block_bytes]]
             if not parent.children:
                 parent.children = None
-            self._memory.edges(-1, -len(edge.tokens))
+                self._memory.grow(-CHILDREN_BYTES)
+            self._memory.grow(-self._bytes(edge))
             edge = parent
 
     def _truncate(self, edge: Edge, length: int) -> None:
         assert edge.partial is not None
-        records, num_bytes = edge.num_records, len(edge.tokens)
+        before = self._bytes(edge)
         edge.tokens = edge.tokens[: length * self.block_bytes]
         edge.length = length
         for bit, held in list(edge.partial.items()):
             edge.set_held(bit, held)
-        self._memory.edges(0, len(edge.tokens) - num_bytes)
-        self._memory.records(edge.num_records - records)
+        self._memory.grow(self._bytes(edge) - before)
 
 
 def _partial_matches(
