@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 from zlib import crc32
 
-from sim_channel import SimChannel
 from sim_memory import (
     BLOCK_SIZE,
     GEOMETRY,
@@ -25,6 +24,7 @@ from sim_transfer import SimFabric, SimTransfer
 
 from dynrt.engines.config import EngineConfig
 from dynrt.runtime.host import host_id
+from dynrt.runtime.memory_channel import MemoryChannel
 from dynrt.runtime.messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -134,7 +134,7 @@ class SimEngine:
         config: EngineConfig,
         spawn_token: str,
         incarnation: str,
-        channel: SimChannel,
+        channel: MemoryChannel,
         fabric: SimFabric,
         trace: Callable[[SimEngine, str], None],
         load_s: float,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from sim_channel import SimChannel
 from sim_engine import Harm, SimEngine, next_token, text_so_far
 from sim_transfer import CONNECT_S, SimFabric
 
 from dynrt.engines.config import EngineConfig
 from dynrt.runtime.config import RuntimeConfig
+from dynrt.runtime.memory_channel import MemoryChannel
 from dynrt.runtime.messages import FinishReason, Role, SamplingParams, pack_ids
 from dynrt.runtime.offload import InlineOffload
 from dynrt.runtime.requests import GenerateRequest, LocalPrefill
@@ -22,6 +22,7 @@ from dynrt.runtime.runtime import Runtime
 
 SETTLE_S = 30.0  # for everything to come to rest
 CHECK_S = 1e-3
+MESSAGE_S = (50e-6, 2e-3)  # a control message's way
 
 
 @dataclass
@@ -61,7 +62,7 @@ class SimWorld:
         self, model_dir: Path, seed: int = 0, faults: Sequence[Fault] = (), outbox_limit: int = 10_000
     ) -> None:
         self.random = Random(seed)
-        self.channel = SimChannel(self.random, outbox_limit)
+        self.channel = MemoryChannel("sim://control", lambda: self.random.uniform(*MESSAGE_S), outbox_limit)
         self.fabric = SimFabric(self.random)
         self.engines: list[SimEngine] = []  # all that ever were
         self.spawned_at: list[float] = []

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_world import Fault, SimWorld, request_for, served
-from virtual_loop import run_virtually
+
+from dynrt.runtime.virtual_time import run_virtually
 
 LAST_TOKEN_S = 0.15  # a request as here is over by then
 
@@ -39,6 +40,8 @@ def test_client_leaves_at_any_time(
             await asyncio.sleep(after_s)
             await leaves(client)
             await other
+            await world.settle(runtime)
+            assert len(world.living()) == 2, "nobody had to be killed for it"
 
     run_virtually(main())
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_engine import Harm
 from sim_world import Fault, SimWorld, served
-from virtual_loop import run_virtually
+
+from dynrt.runtime.virtual_time import run_virtually
 
 POINTS = [
     ("prefill", "submitted prefill"),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from sim_engine import SimEngine
 from sim_world import SimWorld, request_for, served, until
-from virtual_loop import run_virtually
 
 from dynrt.runtime.errors import (
     ConfigError,
@@ -18,6 +17,7 @@ from dynrt.runtime.errors import (
     OverloadedError,
     WorkerLostError,
 )
+from dynrt.runtime.virtual_time import run_virtually
 
 
 def crash_at_once(engine: SimEngine) -> None:

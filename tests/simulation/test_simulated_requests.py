@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_engine import next_token
 from sim_world import SimWorld, ask, request_for, served
-from virtual_loop import run_virtually
 
 from dynrt.runtime.runtime import Runtime
+from dynrt.runtime.virtual_time import run_virtually
 
 
 def metric(runtime: Runtime, name: str) -> float:

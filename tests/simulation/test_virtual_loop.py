@@ -6,7 +6,8 @@ import asyncio
 from random import Random
 
 import pytest
-from virtual_loop import DeadlockError, HorizonError, run_virtually
+
+from dynrt.runtime.virtual_time import DeadlockError, HorizonError, run_virtually
 
 
 def test_a_day_passes_at_once() -> None:

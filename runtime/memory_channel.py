@@ -1,24 +1,23 @@
-"""The control socket of a simulation: messages as real bytes, in order per engine, each some time on its way."""
+"""A control socket inside one process, for virtual time: real bytes, in order per engine, each some time on its way."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from random import Random
 
 from dynrt.runtime.channel import OnMessage
 from dynrt.runtime.errors import MailboxFullError
 from dynrt.runtime.messages import FromEngine, ToEngine, decode_from_engine, decode_to_engine, encode
 
-SHORTEST_S, LONGEST_S = 50e-6, 2e-3  # a message's way
+Delay = Callable[[], float]  # seconds that the next message is on its way
 
 
 class Pipe:
     """One direction of one connection: first in, first out. While paused, what arrives waits."""
 
-    def __init__(self, random: Random, deliver: Callable[[bytes], None]) -> None:
-        self._random = random
+    def __init__(self, delay_s: Delay, deliver: Callable[[bytes], None]) -> None:
+        self._delay_s = delay_s
         self._deliver = deliver
         self._under_way: deque[bytes] = deque()
         self._num_arrived = 0
@@ -36,7 +35,7 @@ class Pipe:
     def put(self, payload: bytes) -> None:
         if not self._is_closed:
             self._under_way.append(payload)
-            asyncio.get_running_loop().call_later(self._random.uniform(SHORTEST_S, LONGEST_S), self._arrive)
+            asyncio.get_running_loop().call_later(self._delay_s(), self._arrive)
 
     def pause(self) -> None:
         self._is_paused = True
@@ -56,10 +55,10 @@ class Connection:
     """An engine's end of the control socket."""
 
     def __init__(
-        self, random: Random, to_engine: Callable[[ToEngine], None], to_runtime: Callable[[bytes], None]
+        self, delay_s: Delay, to_engine: Callable[[ToEngine], None], to_runtime: Callable[[bytes], None]
     ):
-        self.to_engine = Pipe(random, lambda payload: to_engine(decode_to_engine(payload)))
-        self.to_runtime = Pipe(random, to_runtime)
+        self.to_engine = Pipe(delay_s, lambda payload: to_engine(decode_to_engine(payload)))
+        self.to_runtime = Pipe(delay_s, to_runtime)
 
     def send(self, message: FromEngine) -> None:
         self.to_runtime.put(encode(message))
@@ -73,13 +72,12 @@ class Connection:
         self.to_engine.close()
 
 
-class SimChannel:
-    """A Channel."""
+class MemoryChannel:
+    """A Channel. Engines come by `connect`."""
 
-    address = "sim://control"
-
-    def __init__(self, random: Random, outbox_limit: int = 10_000) -> None:
-        self._random = random
+    def __init__(self, address: str, delay_s: Delay, outbox_limit: int = 10_000) -> None:
+        self.address = address
+        self._delay_s = delay_s
         self._outbox_limit = outbox_limit
         self._connections: dict[str, Connection] = {}
         self._on_message: OnMessage | None = None
@@ -108,7 +106,9 @@ class SimChannel:
 
     def connect(self, incarnation: str, on_message: Callable[[ToEngine], None]) -> Connection:
         """Called by engines."""
-        connection = Connection(self._random, on_message, lambda payload: self._receive(incarnation, payload))
+        connection = Connection(
+            self._delay_s, on_message, lambda payload: self._receive(incarnation, payload)
+        )
         self._connections[incarnation] = connection
         return connection
 
