@@ -201,12 +201,15 @@ class DecodeEnd:
         for handoff in list(self._open.values()):
             if handoff.state is DecodeState.FENCED:
                 effects += self._polled_fenced(handoff, now)
-            elif handoff.state is DecodeState.RECEIVING and now >= handoff.lease_until:
-                effects += [
-                    Tell(LeaseExpired(*handoff.id)),
-                    *self._cancel(handoff, "the lease expired", "lease"),
-                ]
+            elif now >= handoff.lease_until:
+                effects += self._lease_over(handoff, now)
         return effects
+
+    def _lease_over(self, handoff: _Handoff, now: float) -> list[DecodeEffect]:
+        reservation = handoff.reservation
+        handoff.lease_until = now + reservation.lease_s
+        expired = LeaseExpired(*handoff.id, reservation.peer)
+        return [Tell(expired), *self._cancel(handoff, "the lease expired", "lease")]
 
     def _polled_fenced(self, handoff: _Handoff, now: float) -> list[DecodeEffect]:
         handoff.quiet_polls += 1

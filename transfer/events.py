@@ -158,7 +158,13 @@ class Drained(HandoffMessage, frozen=True, tag=True):
 
 
 class LeaseExpired(HandoffMessage, frozen=True, tag=True):
-    """The decode end has heard nothing for its lease and started cancelling; it frees nothing by itself."""
+    """The decode end has heard nothing for its lease and cancels; it frees nothing by itself.
+
+    Said again after each further lease: the runtime that opened the handoff may be gone, and the next one does
+    not know it.
+    """
+
+    peer: str  # the prefill worker's incarnation
 
 
 ToPrefillEnd = Arm | CancelHandoff | FencePeer | ConnectPeer

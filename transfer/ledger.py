@@ -115,9 +115,11 @@ class _Handoff:
     phase: Phase = Phase.RESERVING
     prefill_end: EndState = EndState.OPEN
     decode_end: EndState = EndState.OPEN
+    num_reserved: int = 0  # blocks on decode
     kv_bytes: int | None = None  # set by Sent
     has_first_token: bool = False
     is_decided: bool = False
+    is_inherited: bool = False  # from a runtime that is gone; its request went with it
 
     def decide(self, cause: Cause, reason: str) -> list[LedgerEffect]:
         """It comes to nothing."""
@@ -150,6 +152,12 @@ class HandoffLedger:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def quarantined_blocks(self) -> int:
+        """Reserved blocks of handoffs that came to nothing, which their decode worker has not freed yet."""
+        cancelled = [handoff for handoff in self._open.values() if handoff.phase is Phase.CANCELLING]
+        return sum(h.num_reserved for h in cancelled if h.decode_end is EndState.OPEN)
 
     def oldest_s(self, now: float) -> float:
         """Age of the handoff that has been open for longest; 0 without any."""
@@ -210,16 +218,27 @@ class HandoffLedger:
     def on_message(
         self, sender: str, message: FromPrefillEnd | FromDecodeEnd, now: float
     ) -> list[LedgerEffect]:
-        """A handoff message of `sender`. Unknown handoffs are over: whatever comes late for them means nothing."""
+        """A handoff message of `sender`. Unknown handoffs are over: what comes late for them means nothing.
+
+        Not so a lease that expired: blocks are held there for an earlier runtime.
+        """
         if isinstance(message, PeerConnected):
             return []
         handoff = self._open.get(message.id)
         if handoff is None:
-            return []
+            return self._inherit(sender, message, now) if isinstance(message, LeaseExpired) else []
         # Asked to cancel what it did not know yet, a worker answers for both ends: heed the one that it is.
         if isinstance(message, Sent | Quiesced | Stalled):
             return self._from_prefill(handoff, message, now) if sender == handoff.prefill else []
         return self._from_decode(handoff, message, now) if sender == handoff.decode else []
+
+    def _inherit(self, decode: str, message: LeaseExpired, now: float) -> list[LedgerEffect]:
+        """Cancel it in good order: only the prefill end's word lets decode free its blocks."""
+        if len(self._open) >= self._limits.max_open:
+            return []  # said again after another lease
+        handoff = _Handoff(message.id, message.peer, decode, None, now, is_decided=True, is_inherited=True)
+        self._open[message.id] = handoff
+        return self._cancel(handoff, "lease", "its runtime is gone", now)
 
     def _from_prefill(
         self, handoff: _Handoff, message: Sent | Quiesced | Stalled, now: float
@@ -266,6 +285,7 @@ class HandoffLedger:
                 return self._lease_expired(handoff, now)
 
     def _reserved(self, handoff: _Handoff, message: Reserved, now: float) -> list[LedgerEffect]:
+        handoff.num_reserved = len(message.block_ids)
         if handoff.phase is not Phase.RESERVING:
             return []
         handoff.phase, handoff.deadline = Phase.PUSHING, None
@@ -322,6 +342,9 @@ class HandoffLedger:
         return [Send(decode, RenewLease(ids, self._limits.lease_s)) for decode, ids in by_decode.items()]
 
     def _overdue(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+        if handoff.is_inherited:  # its prefill worker may not have joined this runtime yet: no reason to kill
+            del self._open[handoff.id]
+            return []
         match handoff.phase:
             case Phase.RESERVING:
                 reason = f"no answer to the reservation in {self._limits.reserve_answer_s:g} s"

@@ -180,8 +180,11 @@ def test_a_reservation_for_a_peer_that_died_meanwhile_is_given_back() -> None:
 def test_an_expired_lease_starts_a_cancel_and_frees_nothing() -> None:
     end = decode_end(lease_s=10.0)
     assert end.polled(10.9) == []
-    assert end.polled(11.0) == [Tell(LeaseExpired(*ID))]
-    assert end.polled(1000.0) == [] and end.num_open == 1
+    assert end.polled(11.0) == [Tell(LeaseExpired(*ID, "peer"))]
+    assert end.polled(20.9) == [] and end.num_open == 1
+    assert end.polled(21.0) == [Tell(LeaseExpired(*ID, "peer"))], (
+        "said again, to a runtime that may be another"
+    )
     assert end.peer_quiesced(PeerQuiesced(*ID), 1000.0) == drained("the lease expired", "lease")
 
 
@@ -189,7 +192,7 @@ def test_a_renewed_lease_does_not_expire() -> None:
     end = decode_end(lease_s=10.0)
     end.renew(RenewLease([ID, (b"x" * 16, 1)], 10.0), now=9.0)
     assert end.polled(18.9) == []
-    assert end.polled(19.0) == [Tell(LeaseExpired(*ID))]
+    assert end.polled(19.0) == [Tell(LeaseExpired(*ID, "peer"))]
 
 
 def test_units_of_unknown_handoffs_are_dropped() -> None:

@@ -142,12 +142,12 @@ def test_the_prefill_end_giving_up_fails_the_handoff() -> None:
 def test_an_expired_lease_cancels_both_ends() -> None:
     ledger = pushing()
     reason = "the decode worker's lease expired"
-    assert hear(ledger, LeaseExpired(*ID)) == [
+    assert hear(ledger, LeaseExpired(*ID, "p")) == [
         lost("lease", reason),
         stop("p", reason),
         stop("d", reason),
     ]
-    assert hear(ledger, LeaseExpired(*ID)) == []
+    assert hear(ledger, LeaseExpired(*ID, "p")) == []
 
 
 def test_a_dead_prefill_worker_is_fenced_at_decode() -> None:
@@ -256,10 +256,7 @@ def test_a_worker_that_answers_for_both_ends_is_heard_as_the_one_it_is() -> None
 
 def test_messages_about_unknown_handoffs_mean_nothing() -> None:
     ledger = HandoffLedger(LIMITS)
-    assert (
-        hear(ledger, RESERVED, SENT, COMMITTED, Drained(*ID, "x"), Quiesced(*ID, "x"), LeaseExpired(*ID))
-        == []
-    )
+    assert hear(ledger, RESERVED, SENT, COMMITTED, Drained(*ID, "x"), Quiesced(*ID, "x")) == []
     assert ledger.first_token(ID, TOKEN, 1.0) == [] and ledger.cancel(ID, "x", 1.0) == []
 
 
@@ -291,3 +288,26 @@ def test_the_oldest_open_handoff_has_an_age() -> None:
     ledger = opened()
     ledger.open((KEY, 2), prefill="p", decode="d", now=3.0)
     assert (ledger.oldest_s(5.0), HandoffLedger(LIMITS).oldest_s(5.0)) == (5.0, 0.0)
+
+
+def inherited() -> HandoffLedger:
+    """Decode holds blocks that a runtime asked for which is gone."""
+    ledger = HandoffLedger(LIMITS)
+    reason = "its runtime is gone"
+    assert hear(ledger, LeaseExpired(*ID, "p")) == [stop("p", reason), stop("d", reason)]
+    return ledger
+
+
+def test_a_handoff_of_an_earlier_runtime_is_cancelled_in_good_order() -> None:
+    ledger = inherited()
+    assert hear(ledger, LeaseExpired(*ID, "p")) == []
+    assert hear(ledger, Quiesced(*ID, "x")) == [Send("d", PeerQuiesced(*ID))]
+    assert hear(ledger, Drained(*ID, "x")) == [Closed(ID, None)]
+
+
+def test_nobody_is_killed_over_a_handoff_of_an_earlier_runtime() -> None:
+    ledger = inherited()
+    deadline = ledger.next_deadline()
+    assert deadline is not None and ledger.on_time(deadline) == []
+    assert ledger.num_open == 0
+    assert hear(ledger, LeaseExpired(*ID, "p")), "tried again after another lease"
