@@ -6,6 +6,7 @@ Only the last needs the pair: sorted by their own parts, most pairs are ruled ou
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from random import Random
 from typing import NamedTuple
 
@@ -45,11 +46,21 @@ class Candidate(msgspec.Struct, frozen=True):
     extra_ms: float  # of the score as the one that prefills: k · uncached time, and a lot to break ties
     batch_ms: float
     interruption_ms: float  # what a prefill here costs the requests that decode here
+    waiting_requests: int  # for their first token
+
+    @property
+    def first_token_ms(self) -> float:
+        return self.queue_ms + self.compute_ms
 
     @property
     def prefill_score_ms(self) -> float:
         """This worker's part of a score as the one that prefills."""
         return self.queue_ms + self.compute_ms + self.extra_ms
+
+    @property
+    def local_score_ms(self) -> float:
+        """The score of doing it all here."""
+        return self.prefill_score_ms + self.batch_ms + self.interruption_ms
 
     @property
     def decode_ms(self) -> float:
@@ -97,7 +108,14 @@ def see_worker(
         extra_ms=extra_ms + EQUAL_WITHIN * lot * (waiting_ms + compute_ms + extra_ms),
         batch_ms=batch_ms(coefficients, load, prompt_tokens, demand.output_tokens),
         interruption_ms=uncached * load.decode_requests,
+        waiting_requests=load.prefill_requests,
     )
+
+
+def best_local(candidates: list[Candidate]) -> list[Choice]:
+    """The two best, the best first; among equal ones the order of the arguments decides."""
+    best = nsmallest(2, candidates, key=lambda candidate: candidate.local_score_ms)
+    return [candidate.local_choice() for candidate in best]
 
 
 def best_remote(

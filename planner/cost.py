@@ -38,6 +38,11 @@ class Terms(msgspec.Struct, frozen=True):
     def expected_ms(self) -> float:
         return self.queue_ms + self.compute_ms + self.transfer_ms + self.handoff_ms + self.decode_ms
 
+    @property
+    def first_token_ms(self) -> float:
+        """Prefill samples the first token, and it goes to the client at once: nothing later delays it."""
+        return self.queue_ms + self.compute_ms
+
     def describe(self) -> str:
         """The sum and its parts, for people."""
         parts = ", ".join(

@@ -49,6 +49,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     max_tokens: int
     local_prefill: Literal["auto", "never", "always"] = "auto"
     exclude: frozenset[str] = frozenset()  # workers that failed this request before
+    is_admitted: bool = False  # under way already: it goes on, whatever the load
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -87,7 +88,10 @@ class Plan(Choice, frozen=True):
 
 
 class NoPlan(msgspec.Struct, frozen=True):
-    """No worker can serve the request: none is up (it may be worth waiting), or the prompt fits none that is."""
+    """No worker can serve the request: none is up (it may be worth waiting), the prompt fits none that is, or
+    admission refuses it (planner/admission.py).
+    """
 
-    kind: Literal["no_worker", "too_long"]
+    kind: Literal["no_worker", "too_long", "too_slow", "queues_full"]
     reason: str
+    retry_after_s: float = 0.0  # when admission is expected to let it in

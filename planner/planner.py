@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from random import Random
+from typing import NamedTuple
 
 import msgspec
 
-from dynrt.planner.candidates import Candidate, Demand, best_remote, see_worker, shuffled
+from dynrt.planner.admission import NO_LIMITS, AdmissionLimits, refusal, within_limits
+from dynrt.planner.candidates import Candidate, Demand, best_local, best_remote, see_worker, shuffled
 from dynrt.planner.coefficients import FleetFit, StepTimes
 from dynrt.planner.cost import UNCACHED_EXTRA
 from dynrt.planner.events import CacheEvents, CacheSnapshot
@@ -31,6 +33,15 @@ class _Open(msgspec.Struct):
     expected: dict[str, int]  # by worker: the prefix index's handle of what this plan will leave there
 
 
+class _Ways(NamedTuple):
+    """What the request and the fleet leave to choose from, and why it is no more than that."""
+
+    prefills: list[Candidate]  # for some decode worker
+    locals: list[Candidate]
+    decodes: list[Candidate]
+    reason: str
+
+
 class Planner:
     """See the module. Methods that name a worker which has left, or a request which is over, do nothing."""
 
@@ -39,9 +50,11 @@ class Planner:
         random: Random,
         uncached_extra: float = UNCACHED_EXTRA,
         index_bytes: int = DEFAULT_LIMIT_BYTES,
+        limits: AdmissionLimits = NO_LIMITS,
     ) -> None:
         self._random = random
         self._uncached_extra = uncached_extra
+        self._limits = limits
         self._workers: dict[str, _Worker] = {}
         self._index = PrefixIndex(random, index_bytes)
         self._fleet = FleetFit()
@@ -81,6 +94,16 @@ class Planner:
     def incomplete_workers(self) -> list[str]:
         """Workers whose index counts as empty until their snapshot comes."""
         return self._index.incomplete_workers
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the prefix index."""
+        return self._index.num_bytes
+
+    @property
+    def dropped_blocks(self) -> int:
+        """Blocks that the prefix index dropped at its memory bound, ever."""
+        return self._index.dropped_blocks
 
     def load(self, worker_id: str) -> Load:
         """A worker's load, to be looked at. Raises KeyError for one that has left."""
@@ -126,13 +149,13 @@ class Planner:
         fitting = [worker for worker in usable if prompt_tokens <= worker.facts.longest_prompt]
         if not fitting:
             return _no_plan(usable, len(self._workers), prompt_tokens)
-        choices, reason = self._choices(
-            request, self._candidates(request, fitting, prompt_tokens), prompt_tokens
-        )
-        choices.sort(key=lambda choice: choice.score_ms)
+        ways = self._ways(request, self._candidates(request, fitting, prompt_tokens))
+        choices = self._choices(ways, NO_LIMITS if request.is_admitted else self._limits, prompt_tokens)
+        if not choices:
+            return refusal([*ways.prefills, *ways.locals], self._limits)
         runner_up = choices[1] if len(choices) > 1 else None
         fields = msgspec.structs.asdict(choices[0])
-        plan = Plan(**fields, prompt_tokens=prompt_tokens, reason=reason, runner_up=runner_up)
+        plan = Plan(**fields, prompt_tokens=prompt_tokens, reason=ways.reason, runner_up=runner_up)
         self._count(request, plan, now)
         return plan
 
@@ -180,23 +203,34 @@ class Planner:
         ]
         return shuffled(candidates, self._random)
 
-    def _choices(
-        self, request: PlanRequest, candidates: list[Candidate], prompt_tokens: int
-    ) -> tuple[list[Choice], str]:
-        """What the request and the fleet leave to choose from, and why it is no more than that."""
+    def _ways(self, request: PlanRequest, candidates: list[Candidate]) -> _Ways:
         decodes = [candidate for candidate in candidates if candidate.facts.can_decode]
         if not decodes:
-            return [candidate.local_choice() for candidate in candidates], "no decode worker"
-        local = [candidate.local_choice() for candidate in decodes]
+            return _Ways([], candidates, [], "no decode worker")
         if request.local_prefill == "always":
-            return local, "local prefill always"
-        prefills = [candidate for candidate in candidates if candidate.facts.can_prefill]
-        remote = best_remote(prefills, decodes, self._links, prompt_tokens)
-        if not remote:
-            return local, "no connected pair"
+            return _Ways([], decodes, decodes, "local prefill always")
+        prefills = [one for one in candidates if one.facts.can_prefill and self._is_connected(one, decodes)]
+        if not prefills:
+            return _Ways([], decodes, decodes, "no connected pair")
         if request.local_prefill == "never":
-            return remote, "local prefill never"
-        return [*remote, *local], "lowest score"
+            return _Ways(prefills, [], decodes, "local prefill never")
+        return _Ways(prefills, decodes, decodes, "expected sooner")
+
+    def _is_connected(self, prefill: Candidate, decodes: list[Candidate]) -> bool:
+        return any((prefill.facts.id, decode.facts.id) in self._links for decode in decodes)
+
+    def _choices(self, ways: _Ways, limits: AdmissionLimits, prompt_tokens: int) -> list[Choice]:
+        """Up to two, the best first. None: admission leaves no worker to prefill on.
+
+        Workers are chosen by score, of remote as of local ones; between remote and local the honest time decides
+        (docs/planner.md says why).
+        """
+        prefills = within_limits(ways.prefills, limits)
+        remote = best_remote(prefills, ways.decodes, self._links, prompt_tokens)
+        local = best_local(within_limits(ways.locals, limits))
+        if remote and local:
+            return sorted((local[0], remote[0]), key=lambda choice: choice.expected_ms)
+        return remote or local
 
     def _count(self, request: PlanRequest, plan: Plan, now: float) -> None:
         """What was planned is load, and soon cached, before the workers say so."""

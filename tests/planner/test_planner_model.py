@@ -88,8 +88,10 @@ class PlannerMachine(RuleBasedStateMachine):
         else:
             assert plan.decode in (decoders or usable)
             assert local_prefill != "never" or not pairs
-        if plan.runner_up is not None:
+        if plan.runner_up is not None and plan.runner_up.kind == plan.kind:
             assert plan.score_ms <= plan.runner_up.score_ms
+        elif plan.runner_up is not None:
+            assert plan.expected_ms <= plan.runner_up.expected_ms
         assert 0 <= plan.prefill_hit_tokens < len(prompt)
         assert 0 <= plan.decode_hit_tokens <= len(prompt)
         assert plan.expected_ms >= 0
@@ -155,6 +157,7 @@ def candidates(draw: st.DrawFn, prefix: str) -> list[Candidate]:
             extra_ms=draw(costs),
             batch_ms=draw(costs),
             interruption_ms=0.0,
+            waiting_requests=0,
         )
         for number in range(count)
     ]
