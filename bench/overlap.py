@@ -8,56 +8,113 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rig.engine_pair import EnginePair, Mode, Run
-from rig.report import Report, Spread, at_least, finish, new_report, spread
+from rig.pipeline import Layers, layers_of, rate_of, thread_cpu_s, writes_of
+from rig.random_model import write_random_model
+from rig.report import Report, at_least, at_most, finish, new_report, spread
 
 from dynrt.engines.config import EngineConfig
 from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.model import find_model
+from dynrt.transfer.options import TransferOptions
+from dynrt.transfer.throttle import LinkSpeed
 from dynrt.transfer.trace import TraceEvent
 
 MODES: tuple[Mode, ...] = ("layerwise", "whole", "off")
-VOCABULARY = 30_000  # prompts are random ids below this: no two share a prefix
+VOCABULARY = 250  # prompts are random ids from 5 up to this; no two share a prefix
 MS = 1e3
+MAX_EXCESS_MS = 1.5  # over the bound
+MAX_EXCESS_SHARE = 0.10  # or this part of it, on slow links
+MAX_LATE_SHARE = 0.02  # how much later decode's first own token may come than with whole-send
+MAX_CPU_SHARE = 0.03
+SMALL, MEDIUM = (128, 8), (256, 12)  # hidden size, layers
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One prompt length computed in chunks of so many tokens."""
+    """One prompt length computed in chunks of so many tokens, over one kind of link."""
 
-    prompt_tokens: int
-    chunk_tokens: int
-
-
-class Layers(msgspec.Struct, frozen=True):
-    """A layer's times in ms, medians over the last chunk of the runs without a push (t: of the layerwise ones).
-
-    c: compute of a layer. a: when in a layer its KV is written. h: the head's time. t: transfer of a layer.
-    """
-
-    c: float
-    a: float
-    h: float
-    t: float
-    num_layers: int
+    tokens: int
+    chunk: int
+    link: str = "shared memory"  # or "tcp", or "throttled"
+    ratio: float = 0.0  # throttled: a layer's transfer over its compute time, t/c
+    runs: int = 30
+    model: tuple[int, int] | None = SMALL  # None: a real one
 
     @property
-    def bound_ms(self) -> float:
-        """No implementation's exposed time can be below: max(0, t-(c-a)-h, a + L·t - L·c - h)."""
-        one_left = self.t - (self.c - self.a) - self.h
-        link_full = self.a + self.num_layers * (self.t - self.c) - self.h
-        return max(0.0, one_left, link_full)
+    def name(self) -> str:
+        link = f"t/c {self.ratio:g}" if self.ratio else self.link
+        return f"{self.tokens} tokens in chunks of {self.chunk}, {link}"
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The runs of one case by mode, and what their traces say."""
+
+    by_mode: dict[Mode, list[Run]]
+    layers: dict[str, Layers]  # by run
+    right: float  # share of handoffs behind which decode went on as prefill would have
+    rate: float  # bytes per second of the link
+    cpu_share: float  # transfer thread's CPU of a push over the process's CPU of a prefill
+
+    def exposed_ms(self, mode: Mode) -> list[float]:
+        return [MS * run.exposed_s for run in self.by_mode[mode]]
+
+    def bounds_ms(self) -> list[float]:
+        return [MS * self.layers[run.key].bound_s(self.rate) for run in self.by_mode["layerwise"]]
+
+    def prefill_s(self, mode: Mode) -> float:
+        return statistics.median(run.sampled_at - run.submitted_at for run in self.by_mode[mode])
+
+
+SHARED = [
+    Case(128, 2048),
+    Case(512, 2048),
+    Case(512, 128),
+    Case(2000, 2048),
+    Case(2000, 512),
+    Case(6000, 6016),
+    Case(6000, 2048),
+]
+SLOW = [Case(128, 2048, runs=8), Case(512, 2048, runs=8), Case(2000, 2048, runs=8), Case(2000, 512, runs=8)]
+RATIOS = (0.1, 0.5, 1.0, 2.0, 5.0)
+
+
+def full_cases() -> Iterator[Case]:
+    """Every shared-memory case comes before the throttled ones, whose links are as slow as its compute asks."""
+    yield from SHARED
+    for case in (Case(128, 2048), Case(512, 2048), Case(2000, 512), Case(6000, 2048)):
+        yield msgspec.structs.replace(case, link="tcp", runs=8)
+    for case in SLOW:
+        for ratio in RATIOS:
+            yield msgspec.structs.replace(case, link="throttled", ratio=ratio)
+    for ratio in (0.5, 2.0):
+        yield Case(6000, 2048, "throttled", ratio, runs=4)
+    yield Case(2000, 2048, runs=4, model=MEDIUM)
+    for ratio in (0.1, 0.5):
+        yield Case(2000, 2048, "throttled", ratio, runs=8, model=MEDIUM)
+    yield Case(2000, 512, runs=6, model=None)
+    yield Case(2000, 2048, runs=6, model=None)
+
+
+def quick_cases() -> Iterator[Case]:
+    yield Case(512, 128, runs=5)
+    yield Case(512, 128, "throttled", 0.5, runs=5)
+    yield Case(512, 128, "throttled", 2.0, runs=5)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="coarser, within a minute")
-    parser.add_argument("--model", help="as for `dynrt serve` (default: smollm2-135m)")
+    parser.add_argument(
+        "--model",
+        help="as for `dynrt serve`: only this one, 2,000 tokens (default: random ones and smollm2-135m)",
+    )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--runs", type=int, help="runs of each mode (default: 30; quick: 5)")
     arguments = parser.parse_args()
     try:
         return asyncio.run(_bench(arguments))
@@ -68,50 +125,61 @@ def main() -> int:
 
 async def _bench(arguments: argparse.Namespace) -> int:
     report = new_report("overlap")
-    model = await find_model(arguments.model)
-    runs = arguments.runs or (5 if arguments.quick else 30)
-    cases = [Case(512, 512)] if arguments.quick else [Case(2000, 512), Case(2000, 2048)]
-    for case in cases:
-        config = EngineConfig(
-            model.path, model.name, dtype=arguments.dtype, threads=1, max_batch_tokens=case.chunk_tokens
-        )
-        with tempfile.TemporaryDirectory(prefix="dynrt-bench-") as directory:
-            await _measure(config, Path(directory), case, runs, report)
+    cases = list(quick_cases() if arguments.quick else full_cases())
+    if arguments.model is not None:
+        cases = [Case(2000, chunk, model=None, runs=30) for chunk in (512, 2048)]
+    prefill_s: dict[tuple[Any, ...], float] = {}  # without a push
+    with tempfile.TemporaryDirectory(prefix="dynrt-bench-") as directory:
+        for number, case in enumerate(cases):
+            config = await _config(case, arguments, Path(directory))
+            shape = case.tokens, case.chunk, case.model
+            if case.ratio:
+                config = _throttled(config, case, prefill_s[shape])
+            if case.link == "tcp":
+                config = msgspec.structs.replace(config, transfer=TransferOptions(ucx={"UCX_TLS": "tcp"}))
+            traces = tempfile.mkdtemp(dir=directory)
+            measured = await _measure(config, Path(traces), case)
+            prefill_s.setdefault(shape, measured.prefill_s("off"))
+            _report(case, measured, report)
+            print(f"overlap: {number + 1} of {len(cases)}: {case.name}", file=sys.stderr, flush=True)
     return finish(report, arguments.json)
 
 
-async def _measure(config: EngineConfig, directory: Path, case: Case, runs: int, report: Report) -> None:
+async def _config(case: Case, arguments: argparse.Namespace, directory: Path) -> EngineConfig:
+    if case.model is None:
+        model = await find_model(arguments.model)
+        return EngineConfig(
+            model.path, model.name, dtype=arguments.dtype, threads=1, max_batch_tokens=case.chunk
+        )
+    path = write_random_model(directory, *case.model)
+    return EngineConfig(
+        str(path), "random", dtype="float32", threads=1, max_batch_tokens=case.chunk, kv_blocks=512
+    )
+
+
+def _throttled(config: EngineConfig, case: Case, prefill_s: float) -> EngineConfig:
+    """A link over which the whole KV takes `ratio` times as long as its prefill."""
+    assert case.model is not None
+    num_layers = case.model[1]
+    num_bytes = case.tokens * num_layers * 2 * 2 * 32 * 4
+    link = LinkSpeed(num_bytes / (case.ratio * prefill_s))
+    return msgspec.structs.replace(config, transfer=TransferOptions(throttle=link))
+
+
+async def _measure(config: EngineConfig, directory: Path, case: Case) -> Measured:
     pair = EnginePair(config, directory)
     async with pair:
-        by_mode, right = await _interleave(pair, case, runs)
+        by_mode, right = await _interleave(pair, case)
     trace = pair.trace("prefill")
-    layers = _layers(trace, by_mode)
-    exposed_ms = {mode: [MS * run.exposed_s for run in by_mode[mode]] for mode in ("layerwise", "whole")}
-    hidden = 1.0 - statistics.median(exposed_ms["layerwise"]) / statistics.median(exposed_ms["whole"])
-    report.cases.append(
-        {
-            "prompt_tokens": case.prompt_tokens,
-            "chunk_tokens": case.chunk_tokens,
-            "kv_megabytes": by_mode["whole"][0].kv_bytes / 1e6,
-            "exposed_layerwise_ms": spread(exposed_ms["layerwise"]),
-            "exposed_whole_ms": spread(exposed_ms["whole"]),
-            "bound_ms": layers.bound_ms,
-            "hidden_share": hidden,
-            "prefill_off_ms": _prefill_ms(by_mode["off"]),
-            "prefill_layerwise_ms": _prefill_ms(by_mode["layerwise"]),
-            "layer_compute_c_ms": layers.c,
-            "kv_written_a_ms": layers.a,
-            "head_h_ms": layers.h,
-            "layer_transfer_t_ms": layers.t,
-            "num_layers": layers.num_layers,
-        }
-    )
-    name = f"{case.prompt_tokens} tokens in chunks of {case.chunk_tokens}"
-    report.bars.append(at_least(f"share hidden, {name}", 100 * hidden, "%", 90))
-    report.bars.append(at_least(f"runs that decode as prefill itself would, {name}", 100 * right, "%", 90))
+    block_bytes = pair.layer_block_bytes
+    handed = [*by_mode["layerwise"], *by_mode["whole"]]
+    layers = {run.key: layers_of(trace, run, block_bytes) for run in [*handed, *by_mode["off"]]}
+    throttle = config.transfer.throttle
+    rate = _rate(trace, by_mode["whole"], block_bytes) if throttle is None else throttle.bytes_per_s
+    return Measured(by_mode, layers, right, rate, _cpu_share(trace, by_mode))
 
 
-async def _interleave(pair: EnginePair, case: Case, runs: int) -> tuple[dict[Mode, list[Run]], float]:
+async def _interleave(pair: EnginePair, case: Case) -> tuple[dict[Mode, list[Run]], float]:
     """The runs of each mode, and the share of handoffs behind which decode went on as prefill would have.
 
     Modes take turns, so that a slow minute of the machine falls on all alike. The first round warms up.
@@ -119,9 +187,9 @@ async def _interleave(pair: EnginePair, case: Case, runs: int) -> tuple[dict[Mod
     prompts = random.Random(1)
     by_mode: dict[Mode, list[Run]] = {mode: [] for mode in MODES}
     right: list[bool] = []
-    for number in range(runs + 1):
+    for number in range(case.runs + 1):
         for mode in MODES:
-            prompt_ids = [prompts.randrange(VOCABULARY) for _ in range(case.prompt_tokens)]
+            prompt_ids = [prompts.randrange(5, VOCABULARY) for _ in range(case.tokens)]
             run = await pair.run(prompt_ids, mode)
             if mode != "off":
                 expected = await pair.continuation(prompt_ids, run.token_ids[0])
@@ -131,48 +199,73 @@ async def _interleave(pair: EnginePair, case: Case, runs: int) -> tuple[dict[Mod
     return by_mode, sum(right) / len(right)
 
 
-def _prefill_ms(runs: list[Run]) -> Spread:
-    return spread([MS * (run.sampled_at - run.submitted_at) for run in runs])
+def _rate(trace: Sequence[TraceEvent], runs: Sequence[Run], block_bytes: int) -> float:
+    """Of whole-sends, whose few writes cost next to nothing beside their bytes."""
+    return statistics.median(rate_of(writes_of(trace, run, block_bytes)) for run in runs)
 
 
-def _layers(trace: list[TraceEvent], by_mode: dict[Mode, list[Run]]) -> Layers:
-    last_chunks = [_last_chunk(trace, run) for run in by_mode["off"]]
-    num_layers = 1 + max(event.first_layer for event in trace if event.kind == "written")
-    compute, writing, head = [], [], []
-    for run, (began_at, *written_at) in zip(by_mode["off"], last_chunks, strict=True):
-        assert len(written_at) == num_layers, f"{len(written_at)} of {num_layers} layers written"
-        c = (written_at[-1] - written_at[0]) / (num_layers - 1)
-        a = min(c, written_at[0] - began_at)
-        compute.append(MS * c)
-        writing.append(MS * a)
-        head.append(MS * max(0.0, run.sampled_at - written_at[-1] - (c - a)))
-    return Layers(
-        c=statistics.median(compute),
-        a=statistics.median(writing),
-        h=statistics.median(head),
-        t=statistics.median(_layer_transfers_ms(trace, by_mode["layerwise"])),
-        num_layers=num_layers,
+def _cpu_share(trace: Sequence[TraceEvent], by_mode: dict[Mode, list[Run]]) -> float:
+    push_s = statistics.median(thread_cpu_s(trace, run) for run in by_mode["layerwise"])
+    return push_s / statistics.median(run.prefill_cpu_s for run in by_mode["off"])
+
+
+def _report(case: Case, measured: Measured, report: Report) -> None:
+    exposed, whole, bounds = (
+        measured.exposed_ms("layerwise"),
+        measured.exposed_ms("whole"),
+        measured.bounds_ms(),
     )
+    off = [measured.layers[run.key] for run in measured.by_mode["off"]]
+    excess = [ms - bound for ms, bound in zip(exposed, bounds, strict=True)]
+    hidden = 1.0 - statistics.median(exposed) / statistics.median(whole)
+    late = _late(measured)
+    report.cases.append(
+        {
+            "case": case.name,
+            "model": "real" if case.model is None else f"random {case.model[0]}x{case.model[1]}",
+            "exposed_layerwise_ms": spread(exposed),
+            "exposed_whole_ms": spread(whole),
+            "bound_ms": spread(bounds),
+            "bound_off_ms": spread([MS * layers.bound_s(measured.rate) for layers in off]),
+            "excess_ms": spread(excess),
+            "hidden_share": hidden,
+            "first_decode_late_share": spread(late),
+            "prefill_off_ms": MS * measured.prefill_s("off"),
+            "prefill_layerwise_ms": MS * measured.prefill_s("layerwise"),
+            "layer_compute_c_ms": MS * statistics.median(layers.c for layers in off),
+            "kv_written_a_ms": MS * statistics.median(layers.a for layers in off),
+            "head_h_ms": MS * statistics.median(layers.h for layers in off),
+            "link_megabytes_per_s": measured.rate / 1e6,
+            "push_cpu_share": measured.cpu_share,
+            "kv_megabytes": measured.by_mode["whole"][0].kv_bytes / 1e6,
+        }
+    )
+    _add_bars(case, measured, excess, hidden, late, report)
 
 
-def _last_chunk(trace: list[TraceEvent], run: Run) -> list[float]:
-    """When the last step of this run began, and when each of its layers was written."""
-    own = [event for event in trace if run.submitted_at <= event.at <= run.sampled_at]
-    last_step = max(index for index, event in enumerate(own) if event.kind == "step")
-    return [event.at for event in own[last_step:] if event.kind in ("step", "written")]
+def _late(measured: Measured) -> list[float]:
+    """Round by round: how much later decode's own first token came than with whole-send, as a share."""
+    pairs = zip(measured.by_mode["layerwise"], measured.by_mode["whole"], strict=True)
+    return [ours.first_decode_s / theirs.first_decode_s - 1 for ours, theirs in pairs]
 
 
-def _layer_transfers_ms(trace: list[TraceEvent], runs: list[Run]) -> list[float]:
-    keys = {run.key for run in runs}
-    posted: dict[tuple[str, int, int], float] = {}
-    transfers = []
-    for event in trace:
-        write = event.key, event.first_layer, event.num_blocks
-        if event.kind == "posted" and event.key in keys:
-            posted[write] = event.at
-        elif event.kind == "done" and event.key in keys:
-            transfers.append(MS * (event.at - posted.pop(write)) / event.num_layers)
-    return transfers
+def _add_bars(
+    case: Case, measured: Measured, excess: list[float], hidden: float, late: list[float], report: Report
+) -> None:
+    bars, name = report.bars, case.name
+    limit_ms = MAX_EXCESS_MS
+    if case.ratio:
+        limit_ms = max(limit_ms, MAX_EXCESS_SHARE * statistics.median(measured.bounds_ms()))
+    if case.link != "tcp":
+        bars.append(at_most(f"exposed over the bound, {name}", statistics.median(excess), "ms", limit_ms))
+    if case.model != SMALL and case.tokens == 2000:
+        bars.append(at_least(f"share hidden, {name}", 100 * hidden, "%", 97 if case.ratio else 90))
+    if case.model is None:
+        bars.append(at_most(f"CPU of the push, {name}", 100 * measured.cpu_share, "%", 100 * MAX_CPU_SHARE))
+    bars.append(
+        at_most(f"first decode later, {name}", 100 * statistics.median(late), "%", 100 * MAX_LATE_SHARE)
+    )
+    bars.append(at_least(f"runs that decode as prefill itself would, {name}", 100 * measured.right, "%", 90))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import msgspec
 from dynrt.engines.config import EngineConfig, SimConfig
 from dynrt.engines.models.resolve import prepare
 from dynrt.runtime.logs import set_up_logs
+from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.ucx import ucx_environment
 
 log = logging.getLogger("dynrt.engine")
@@ -23,7 +24,8 @@ def run_engine(arguments: argparse.Namespace) -> int:
     set_up_logs()
     config = _config(arguments)
     # UCX reads these when NIXL is imported, which the transfer thread does.
-    os.environ.update(ucx_environment(one_host=not arguments.join.startswith("tcp://")))
+    one_host = not arguments.join.startswith("tcp://")
+    os.environ.update(ucx_environment(one_host=one_host) | config.transfer.ucx)
     from dynrt.engines.process import EngineProcess
 
     EngineProcess(config, arguments.join, arguments.spawn_token).run()
@@ -47,4 +49,5 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
+        transfer=TransferOptions(verify=arguments.verify_kv),
     )

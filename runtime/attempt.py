@@ -39,6 +39,8 @@ class Attempt:
         self.decode = decode
         self.chars_sent = chars_sent  # by earlier attempts
         self.first_token_at: float | None = None  # on the clock of prefill's host, when it was sampled
+        self.received_at: float | None = None  # on the same clock, when decode had all KV
+        self.first_step: StepTiming | None = None  # decode's, that brought its first own token
         self._has_begun = False
         self._arrivals: list[Arrival] = []
         self._failure: AttemptError | DynrtError | None = None
@@ -61,6 +63,8 @@ class Attempt:
         self._has_begun = True
         if self.first_token_at is None and arrival.timing is not None:
             self.first_token_at = arrival.timing.ended_at
+        if self.is_remote and arrival.incarnation == self.decode and self.first_step is None:
+            self.first_step = arrival.timing
         if arrival.delta.finish_reason == "error":
             self.fail(EngineError(arrival.delta.error or "the engine failed"))
             return

@@ -85,6 +85,11 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-batch-requests", type=int, default=64, metavar="N", help="requests in one step (default: 64)"
     )
+    parser.add_argument(
+        "--verify-kv",
+        action="store_true",
+        help="check that all KV arrives as it was sent, by checksums; slow, host memory only",
+    )
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from dynrt.engines.config import SimConfig
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.requests import LocalPrefill
+from dynrt.transfer.options import TransferOptions
 
 EngineKind = Literal["native", "sim"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -32,6 +33,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     max_batch_tokens: int = 512
     max_batch_requests: int = 64
     max_open_requests: int = 4096
+    transfer: TransferOptions = TransferOptions()
     control: str | None = None  # address of the control socket; None: ipc in a private directory
     start_timeout_s: float = 600.0
     heartbeat_interval_s: float = 0.5

@@ -11,7 +11,7 @@ from dynrt.planner.events import CacheEvents, CacheSnapshot
 from dynrt.planner.plan import PlanRequest
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.config import RuntimeConfig
-from dynrt.runtime.errors import DynrtError, MailboxFullError
+from dynrt.runtime.errors import DynrtError, EngineError, MailboxFullError
 from dynrt.runtime.fleet import Fleet
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import (
@@ -141,7 +141,10 @@ class Dispatcher:
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
         arrival = Arrival(delta, worker.incarnation, report.timing)
+        decodes_already = attempt.first_step is not None
         attempt.arrive(arrival)
+        if not decodes_already:
+            self._observe_decode_start(attempt)
         first = attempt.first_token(arrival)
         if first is not None:
             self.transfers.tell(first)
@@ -256,6 +259,8 @@ class Dispatcher:
         metrics = self._metrics
         metrics.open_requests.set(self.open_requests)
         metrics.open_handoffs.set(self.transfers.open_handoffs)
+        metrics.oldest_handoff_s.set(self.transfers.oldest_handoff_s)
+        metrics.quarantined_blocks.set(self.transfers.quarantined_blocks)
         metrics.index_incomplete.set(self._planner.incomplete_workers)
         metrics.show_loads({worker.id: worker.load for worker in self._fleet})
         return metrics.text()
@@ -345,10 +350,14 @@ class Dispatcher:
     def on_decided(self, decided: Decided) -> None:
         """A handoff came to its outcome."""
         self._metrics.handoffs.labels(decided.outcome).inc()
+        if decided.cause is not None:
+            self._metrics.handoff_failures.labels(decided.cause).inc()
         attempt = self._attempts.get(decided.id)
         if attempt is None:
             return
-        if decided.outcome != "committed":
+        if decided.cause == "checksum":  # not tried again: whoever asked for checksums wants to know
+            attempt.fail(EngineError(f"its KV arrived corrupted and was not used: {decided.reason}"))
+        elif decided.outcome != "committed":
             attempt.fail(AttemptError(f"its handoff {decided.outcome}: {decided.reason}"))
         else:
             self._observe_exposed(attempt, decided)
@@ -367,6 +376,18 @@ class Dispatcher:
         exposed_s = max(0.0, received_at - sampled_at)
         self._metrics.handoff_exposed_s.observe(exposed_s)
         self._planner.tell(Exposed(exposed_s))
+        attempt.received_at = received_at
+        self._observe_decode_start(attempt)
+
+    def _observe_decode_start(self, attempt: Attempt) -> None:
+        """Where the time between prefill's token and decode's own went, once both its ends are known."""
+        sampled_at, received_at, step = attempt.first_token_at, attempt.received_at, attempt.first_step
+        if sampled_at is None or received_at is None or step is None:
+            return
+        began_at = step.ended_at - step.duration_s
+        self._metrics.decode_wait_s.observe(max(0.0, began_at - max(sampled_at, received_at)))
+        self._metrics.decode_first_step_s.observe(step.duration_s)
+        self._metrics.first_decode_s.observe(step.ended_at - sampled_at)
 
     def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None:
         metrics = self._metrics

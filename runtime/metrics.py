@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dynrt.runtime.messages import EngineLoad
+from dynrt.transfer.events import Cause
 
 EXPOSED_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LATENCY_BUCKETS_S = (
@@ -40,6 +43,30 @@ class Metrics:
             buckets=EXPOSED_BUCKETS_S,
             registry=registry,
         )
+        self.handoff_failures = Counter(
+            "dynrt_handoff_failures",
+            "Handoffs that were not committed, by reason",
+            ["reason"],
+            registry=registry,
+        )
+        self.decode_wait_s = Histogram(
+            "dynrt_decode_wait_seconds",
+            "From a handed-off prompt's last byte and first token to the decode step that goes on behind it",
+            buckets=EXPOSED_BUCKETS_S,
+            registry=registry,
+        )
+        self.decode_first_step_s = Histogram(
+            "dynrt_decode_first_step_seconds",
+            "The step that brings a handed-off prompt's second token",
+            buckets=EXPOSED_BUCKETS_S,
+            registry=registry,
+        )
+        self.first_decode_s = Histogram(
+            "dynrt_first_decode_seconds",
+            "From the end of prefill to decode's first own token: exposed transfer, wait and step",
+            buckets=EXPOSED_BUCKETS_S,
+            registry=registry,
+        )
         self.kv_bytes_pushed = Counter("dynrt_kv_bytes_pushed", "KV cache bytes pushed", registry=registry)
         self.prefill_tokens = Counter(
             "dynrt_prefill_tokens", "Prompt tokens by where their KV came from", ["source"], registry=registry
@@ -54,6 +81,14 @@ class Metrics:
         )
         self.open_requests = Gauge("dynrt_open_requests", "Requests being served", registry=registry)
         self.open_handoffs = Gauge("dynrt_open_handoffs", "Handoffs not yet over", registry=registry)
+        self.oldest_handoff_s = Gauge(
+            "dynrt_oldest_handoff_seconds", "Age of the oldest open handoff", registry=registry
+        )
+        self.quarantined_blocks = Gauge(
+            "dynrt_quarantined_blocks",
+            "Blocks reserved for handoffs that came to nothing, not yet known to be written to no more",
+            registry=registry,
+        )
         self.workers = Gauge("dynrt_workers", "Registered workers by role", ["role"], registry=registry)
         self.worker_losses = Counter("dynrt_worker_losses", "Workers that ended", ["role"], registry=registry)
         self.index_incomplete = Gauge(
@@ -87,6 +122,8 @@ class Metrics:
         """A counter that is absent until it counts breaks every rate() written for it."""
         for outcome in HANDOFF_OUTCOMES:
             self.handoffs.labels(outcome)
+        for reason in get_args(Cause):
+            self.handoff_failures.labels(reason)
         for source in ("computed", "cached"):
             self.prefill_tokens.labels(source)
         for kind in ("remote", "local"):

@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
@@ -68,6 +68,7 @@ class Runtime:
         spawner: Spawner | None = None,
         offload: Offload | None = None,
         randomness: random.Random | None = None,
+        make_planner: Callable[[random.Random], Planner] = Planner,
     ) -> None:
         self._config = config if config is not None else RuntimeConfig()
         check_config(self._config)
@@ -75,6 +76,7 @@ class Runtime:
         self._spawner = spawner if spawner is not None else ProcessSpawner()
         self._offload = offload if offload is not None else ThreadOffload()
         self._random = randomness if randomness is not None else random.Random()
+        self._make_planner = make_planner
         self._id = secrets.token_hex(4)
         self._group = asyncio.TaskGroup()
         self._started = False
@@ -146,7 +148,8 @@ class Runtime:
         self._metrics = Metrics(model.name)
         self._fleet = Fleet(self._id, model.name, config.heartbeat_interval_s, self._channel)
         self._planner = PlannerActor(
-            Planner(self._random), lambda incarnation, wanted: self._dispatcher.tell(incarnation, wanted)
+            self._make_planner(self._random),
+            lambda incarnation, wanted: self._dispatcher.tell(incarnation, wanted),
         )
         self._supervisor = Supervisor(_slots(config, model), self._spawner, self._on_exit)
         self._dispatcher = Dispatcher(
@@ -353,6 +356,7 @@ def _engine_config(config: RuntimeConfig, model: ModelDir, role: Role, threads: 
         max_batch_tokens=config.max_batch_tokens,
         max_batch_requests=config.max_batch_requests,
         sim=config.sim,
+        transfer=config.transfer,
     )
 
 

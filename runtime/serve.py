@@ -17,6 +17,7 @@ from dynrt.runtime.logs import set_up_logs
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import GenerateRequest
 from dynrt.runtime.runtime import Runtime
+from dynrt.transfer.options import TransferOptions
 
 log = logging.getLogger("dynrt.serve")
 
@@ -43,6 +44,7 @@ def serve(arguments: argparse.Namespace) -> int:
         max_batch_requests=arguments.max_batch_requests,
         control=arguments.control,
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
+        transfer=TransferOptions(verify=arguments.verify_kv),
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(config, arguments.host, arguments.port))

@@ -77,6 +77,10 @@ class TransferManager(Actor[TransferMessage]):
         """Age of the handoff that has been open for longest; 0 without any."""
         return self._ledger.oldest_s(asyncio.get_running_loop().time())
 
+    @property
+    def quarantined_blocks(self) -> int:
+        return self._ledger.quarantined_blocks
+
     async def receive(self, message: TransferMessage) -> None:
         now = asyncio.get_running_loop().time()
         self._act(self._effects(message, now))

@@ -188,7 +188,7 @@ class TransferThread:
     def _sleep(self, longest_s: float) -> None:
         """Until something is posted."""
         if self._trace is not None:
-            self._trace.flush()
+            self._trace.asleep(time.monotonic(), time.thread_time())
         self._asleep = True
         if not self._inbox and not self._stopping and self._poller.poll(1000 * longest_s):
             os.eventfd_read(self._wakeup)
@@ -287,16 +287,16 @@ class TransferThread:
         while self._steps and _has_happened(self._steps[0].event):
             event, told_at = self._steps.popleft()
             if isinstance(event, StepBegins):
-                self._note_step(told_at)
+                self._note_step(event, told_at)
                 self._do(self._prefill.step_begins(event.ready))
             else:
                 written_at = told_at if event.event is None else time.monotonic()
                 self._note_written(event.layer, written_at)
                 self._do(self._prefill.layer_written(event.layer, written_at))
 
-    def _note_step(self, at: float) -> None:
+    def _note_step(self, event: StepBegins, at: float) -> None:
         if self._trace is not None:
-            self._trace.step(at)
+            self._trace.step(sum(len(blocks.block_ids) for blocks in event.ready if not blocks.written), at)
 
     def _note_written(self, layer: int, at: float) -> None:
         if self._trace is not None:

@@ -12,14 +12,15 @@ from dynrt.transfer.units import UnitRange
 
 FLUSH_EVENTS = 100_000  # kept in memory at most; written out when the thread is about to sleep
 
-Kind = Literal["step", "written", "posted", "done", "received"]
+Kind = Literal["step", "written", "posted", "done", "received", "asleep"]
 
 
 class TraceEvent(msgspec.Struct, frozen=True):
     """`at`: CLOCK_MONOTONIC seconds. Layers are `first_layer … first_layer + num_layers - 1`.
 
     step: a step with blocks to push began; written: a layer's KV is in the cache (both: in whatever handoffs take
-    part); posted, done: a write; received: its notification was read by the decode end.
+    part); posted, done: a write; received: its notification was read by the decode end; asleep: the thread has
+    nothing to do and has used `cpu_s` so far.
     """
 
     at: float
@@ -27,7 +28,8 @@ class TraceEvent(msgspec.Struct, frozen=True):
     key: str = ""  # of the handoff, in hex
     first_layer: int = 0
     num_layers: int = 0
-    num_blocks: int = 0
+    num_blocks: int = 0  # step: that it completes
+    cpu_s: float = 0.0
 
 
 class TransferTrace:
@@ -37,8 +39,12 @@ class TransferTrace:
         self._file: IO[bytes] = path.open("wb")
         self._events: list[TraceEvent] = []
 
-    def step(self, at: float) -> None:
-        self._add(TraceEvent(at, "step"))
+    def step(self, num_blocks: int, at: float) -> None:
+        self._add(TraceEvent(at, "step", num_blocks=num_blocks))
+
+    def asleep(self, at: float, cpu_s: float) -> None:
+        self._add(TraceEvent(at, "asleep", cpu_s=cpu_s))
+        self.flush()
 
     def written(self, layer: int, at: float) -> None:
         self._add(TraceEvent(at, "written", first_layer=layer, num_layers=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import secrets
 import time
@@ -59,11 +60,18 @@ class Run(msgspec.Struct, frozen=True):
     kv_bytes: int
     post_s: float
     link_s: float
+    prefill_cpu_s: float  # of the prefill engine's process, all threads, to the first token
 
     @property
     def exposed_s(self) -> float:
         assert self.received_at is not None, "nothing was handed off"
         return max(0.0, self.received_at - self.sampled_at)
+
+    @property
+    def first_decode_s(self) -> float:
+        """From the prompt to decode's first own token."""
+        assert self.decoded_at is not None, "nothing was handed off"
+        return self.decoded_at - self.submitted_at
 
 
 class EnginePair:
@@ -106,6 +114,10 @@ class EnginePair:
         await asyncio.gather(*ends)
         self._channel.close()
 
+    @property
+    def layer_block_bytes(self) -> int:
+        return self._registers["prefill"].geometry[0].layer_block_bytes
+
     async def run(self, prompt_ids: Sequence[int], mode: Mode) -> Run:
         """Prefill on one engine and, unless `mode` is "off", two more tokens on the other."""
         key = self._random.randbytes(16)
@@ -137,7 +149,7 @@ class EnginePair:
         return read_trace(self._traces[role])
 
     async def _run(self, key: bytes, prompt_ids: bytes, mode: Mode) -> Run:
-        submitted_at = time.monotonic()
+        submitted_at, cpu_before = time.monotonic(), self._prefill_cpu_s()
         self._send("prefill", Submit(key, 0, "prefill", prompt_ids, SAMPLING))
         reserved = None
         if mode != "off":
@@ -147,20 +159,30 @@ class EnginePair:
         if reserved is not None and mode == "layerwise":
             self._arm(reserved)
         _, delta, sampled_at = await self._deltas.get()
+        cpu_s = self._prefill_cpu_s() - cpu_before
         if reserved is None:
-            return await self._called_off(key, delta, submitted_at, sampled_at)
+            return await self._called_off(key, delta, submitted_at, sampled_at, cpu_s)
         if mode == "whole":
             self._arm(reserved)
         self._send("decode", FirstToken(key, 0, delta.token_ids[0], len(delta.text)))
-        return await self._handed_off(key, mode, delta, submitted_at, sampled_at)
+        return await self._handed_off(key, mode, delta, submitted_at, sampled_at, cpu_s)
 
-    async def _called_off(self, key: bytes, delta: TokenDelta, submitted_at: float, sampled_at: float) -> Run:
+    def _prefill_cpu_s(self) -> float:
+        pid = self._registers["prefill"].pid
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime
+
+    async def _called_off(
+        self, key: bytes, delta: TokenDelta, submitted_at: float, sampled_at: float, cpu_s: float
+    ) -> Run:
         self._send("prefill", CancelHandoff(key, 0, "a run without a handoff"))
         await self._next(Quiesced)
-        return Run(key.hex(), "off", submitted_at, sampled_at, None, None, delta.token_ids, 0, 0.0, 0.0)
+        return Run(
+            key.hex(), "off", submitted_at, sampled_at, None, None, delta.token_ids, 0, 0.0, 0.0, cpu_s
+        )
 
     async def _handed_off(
-        self, key: bytes, mode: Mode, delta: TokenDelta, submitted_at: float, sampled_at: float
+        self, key: bytes, mode: Mode, delta: TokenDelta, submitted_at: float, sampled_at: float, cpu_s: float
     ) -> Run:
         committed, sent = await self._next(Committed), await self._next(Sent)
         _, second, decoded_at = await self._deltas.get()
@@ -177,6 +199,7 @@ class EnginePair:
             sent.kv_bytes,
             sent.post_s,
             sent.link_s,
+            cpu_s,
         )
 
     # --- the runtime's part -----------------------------------------------------------------------
