@@ -7,7 +7,7 @@ Only the last needs the pair: sorted by their own parts, most pairs are ruled ou
 from __future__ import annotations
 
 from heapq import nsmallest
-from random import Random
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -47,6 +47,7 @@ class Candidate(msgspec.Struct, frozen=True):
     batch_ms: float
     interruption_ms: float  # what a prefill here costs the requests that decode here
     waiting_requests: int  # for their first token
+    lot: float  # drawn for this request: breaks ties between decode workers
 
     @property
     def first_token_ms(self) -> float:
@@ -93,27 +94,29 @@ def see_worker(
     """Price a worker for a prompt of which it holds `hit_tokens`; `lot` is drawn from [0, 1)."""
     prompt_tokens = demand.prompt_tokens
     last_block_start = (prompt_tokens - 1) // facts.block_size * facts.block_size
-    cached_tokens = min(hit_tokens, last_block_start)
+    cached_tokens = hit_tokens if hit_tokens < last_block_start else last_block_start
     uncached = uncached_ms(coefficients, prompt_tokens, cached_tokens)
     shortage = shortage_ms(coefficients, load, facts.capacity_tokens, prompt_tokens - cached_tokens)
     waiting_ms = queue_ms(coefficients, load) + shortage
     compute_ms = coefficients.step_ms + uncached
     extra_ms = demand.uncached_extra * uncached
+    score_ms = waiting_ms + compute_ms + extra_ms
     return Candidate(
-        facts=facts,
-        hit_tokens=hit_tokens,
-        prefill_hit_tokens=cached_tokens,
-        queue_ms=waiting_ms,
-        compute_ms=compute_ms,
-        extra_ms=extra_ms + EQUAL_WITHIN * lot * (waiting_ms + compute_ms + extra_ms),
-        batch_ms=batch_ms(coefficients, load, prompt_tokens, demand.output_tokens),
-        interruption_ms=uncached * load.decode_requests,
-        waiting_requests=load.prefill_requests,
+        facts,
+        hit_tokens,
+        cached_tokens,
+        waiting_ms,
+        compute_ms,
+        extra_ms + EQUAL_WITHIN * lot * score_ms,
+        batch_ms(coefficients, load, prompt_tokens, demand.output_tokens),
+        uncached * load.decode_requests,
+        load.prefill_requests,
+        lot,
     )
 
 
 def best_local(candidates: list[Candidate]) -> list[Choice]:
-    """The two best, the best first; among equal ones the order of the arguments decides."""
+    """The two best, the best first."""
     best = nsmallest(2, candidates, key=lambda candidate: candidate.local_score_ms)
     return [candidate.local_choice() for candidate in best]
 
@@ -121,23 +124,30 @@ def best_local(candidates: list[Candidate]) -> list[Choice]:
 def best_remote(
     prefills: list[Candidate], decodes: list[Candidate], links: Links, prompt_tokens: int
 ) -> list[Choice]:
-    """The two best pairs, the best first; among equal ones the order of the arguments decides."""
+    """The two best pairs, the best first; among equal decode workers the lot decides."""
     if not prefills or not decodes:
         return []
-    decodes = sorted(decodes, key=lambda candidate: candidate.decode_ms)
+    decodes = sorted(decodes, key=lambda candidate: (candidate.decode_ms, candidate.lot))
     longest_hit, fastest = max(candidate.hit_tokens for candidate in decodes), links.fastest
     best: list[_Found] = []
+    bound_ms = inf  # only a lower score counts
     for prefill in sorted(prefills, key=lambda candidate: candidate.prefill_score_ms):
-        least_ms = prefill.prefill_score_ms + transfer_ms(prefill, longest_hit, prompt_tokens, fastest)
+        prefill_ms = prefill.prefill_score_ms
+        least_ms = prefill_ms + transfer_ms(prefill, longest_hit, prompt_tokens, fastest)
+        if least_ms + decodes[0].decode_ms >= bound_ms:
+            continue
         for decode in decodes:
-            if len(best) == 2 and least_ms + decode.decode_ms >= best[1].score_ms:
+            decode_ms = decode.decode_ms
+            if least_ms + decode_ms >= bound_ms:
                 break  # decode workers further on cost still more
             pair = prefill.facts.id, decode.facts.id
-            if pair in links:
-                exposed_ms = transfer_ms(prefill, decode.hit_tokens, prompt_tokens, links.rate(pair))
-                score_ms = prefill.prefill_score_ms + exposed_ms + decode.decode_ms
-                best.append(_Found(score_ms, exposed_ms, prefill, decode))
-                best = sorted(best, key=lambda found: found.score_ms)[:2]
+            if pair not in links:
+                continue
+            exposed_ms = transfer_ms(prefill, decode.hit_tokens, prompt_tokens, links.rate(pair))
+            score_ms = prefill_ms + exposed_ms + decode_ms
+            if score_ms < bound_ms:
+                best = sorted([*best, _Found(score_ms, exposed_ms, prefill, decode)], key=_score_ms)[:2]
+                bound_ms = best[1].score_ms if len(best) == 2 else inf
     return [_remote_choice(found, links.handoff_ms) for found in best]
 
 
@@ -151,9 +161,8 @@ def transfer_ms(prefill: Candidate, decode_hit_tokens: int, prompt_tokens: int, 
     )
 
 
-def shuffled(candidates: list[Candidate], random: Random) -> list[Candidate]:
-    """In random order, so that ties fall on any of them alike."""
-    return random.sample(candidates, len(candidates))
+def _score_ms(found: _Found) -> float:
+    return found.score_ms
 
 
 def _remote_choice(found: _Found, handoff_ms: float) -> Choice:

@@ -68,7 +68,8 @@ def queue_ms(coefficients: Coefficients, load: Load) -> float:
 
 def shortage_ms(coefficients: Coefficients, load: Load, capacity_tokens: int, new_tokens: int) -> float:
     """Computing again what must be preempted to make room for `new_tokens`."""
-    return coefficients.prefill_token_ms * max(0, load.held_tokens + new_tokens - capacity_tokens)
+    missing_tokens = load.held_tokens + new_tokens - capacity_tokens
+    return coefficients.prefill_token_ms * missing_tokens if missing_tokens > 0 else 0.0
 
 
 def batch_ms(coefficients: Coefficients, load: Load, kv_tokens: int, output_tokens: int) -> float:
@@ -76,10 +77,13 @@ def batch_ms(coefficients: Coefficients, load: Load, kv_tokens: int, output_toke
 
     The batch makes each of the request's steps longer, and the request each step of all others.
     """
-    its_delay = coefficients.decode_request_ms * load.decode_requests
-    its_delay += coefficients.decode_kv_token_ms * load.decode_kv_tokens
-    their_delay = coefficients.decode_request_ms + coefficients.decode_kv_token_ms * kv_tokens
-    return min(output_tokens, DECODE_HORIZON) * (its_delay + load.decode_requests * their_delay)
+    requests = load.decode_requests
+    if not requests:
+        return 0.0
+    request_ms, kv_token_ms = coefficients.decode_request_ms, coefficients.decode_kv_token_ms
+    its_delay = request_ms * requests + kv_token_ms * load.decode_kv_tokens
+    their_delay = requests * (request_ms + kv_token_ms * kv_tokens)
+    return min(output_tokens, DECODE_HORIZON) * (its_delay + their_delay)
 
 
 def exposed_transfer_ms(

@@ -67,12 +67,14 @@ class Load:
     @property
     def decode_kv_tokens(self) -> int:
         """Tokens of KV that a decode step attends to."""
-        return max(self._kv_tokens, self._reported_decode_kv_tokens)
+        own, reported = self._kv_tokens, self._reported_decode_kv_tokens
+        return own if own > reported else reported
 
     @property
     def held_tokens(self) -> int:
         """Tokens of KV that cannot be evicted, a shared prefix counted once."""
-        return max(self._tokens + self._new_kv_tokens, self._reported_held_tokens)
+        own, reported = self._tokens + self._new_kv_tokens, self._reported_held_tokens
+        return own if own > reported else reported
 
     def plan_prefill(self, key: bytes, prompt_tokens: int, uncached_tokens: int) -> None:
         assert 0 <= uncached_tokens <= prompt_tokens, (uncached_tokens, prompt_tokens)

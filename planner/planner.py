@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from dynrt.planner.admission import NO_LIMITS, AdmissionLimits, refusal, within_limits
-from dynrt.planner.candidates import Candidate, Demand, best_local, best_remote, see_worker, shuffled
+from dynrt.planner.candidates import Candidate, Demand, best_local, best_remote, see_worker
 from dynrt.planner.coefficients import FleetFit, StepTimes
 from dynrt.planner.cost import UNCACHED_EXTRA
 from dynrt.planner.events import CacheEvents, CacheSnapshot
@@ -20,7 +20,7 @@ from dynrt.planner.prefix_index import DEFAULT_LIMIT_BYTES, TOKEN_BYTES, PrefixI
 EXPECTATION_S = 5.0  # a plan's blocks count as held for its expected time and so much longer
 
 
-class _Worker(msgspec.Struct, frozen=True):
+class _Worker(NamedTuple):
     facts: WorkerFacts
     load: Load
 
@@ -190,18 +190,11 @@ class Planner:
     ) -> list[Candidate]:
         hits = self._index.match(request.salt, request.prompt_ids)
         demand = Demand(prompt_tokens, request.max_tokens, self._uncached_extra)
-        candidates = [
-            see_worker(
-                worker.facts,
-                worker.load,
-                self._fleet.of(worker.facts.id),
-                demand,
-                hits.get(worker.facts.id, 0),
-                self._random.random(),
-            )
-            for worker in workers
+        random, coefficients_of = self._random.random, self._fleet.of
+        return [
+            see_worker(facts, load, coefficients_of(facts.id), demand, hits.get(facts.id, 0), random())
+            for facts, load in workers
         ]
-        return shuffled(candidates, self._random)
 
     def _ways(self, request: PlanRequest, candidates: list[Candidate]) -> _Ways:
         decodes = [candidate for candidate in candidates if candidate.facts.can_decode]

@@ -158,6 +158,7 @@ def candidates(draw: st.DrawFn, prefix: str) -> list[Candidate]:
             batch_ms=draw(costs),
             interruption_ms=0.0,
             waiting_requests=0,
+            lot=0.0,
         )
         for number in range(count)
     ]
