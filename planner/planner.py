@@ -149,13 +149,14 @@ class Planner:
         fitting = [worker for worker in usable if prompt_tokens <= worker.facts.longest_prompt]
         if not fitting:
             return _no_plan(usable, len(self._workers), prompt_tokens)
-        ways = self._ways(request, self._candidates(request, fitting, prompt_tokens))
-        choices = self._choices(ways, NO_LIMITS if request.is_admitted else self._limits, prompt_tokens)
+        candidates = self._candidates(request, fitting, prompt_tokens)
+        choices, reason = self._choices(request, candidates, prompt_tokens)
         if not choices:
+            ways = self._ways(request, candidates)
             return refusal([*ways.prefills, *ways.locals], self._limits)
         runner_up = choices[1] if len(choices) > 1 else None
         fields = msgspec.structs.asdict(choices[0])
-        plan = Plan(**fields, prompt_tokens=prompt_tokens, reason=ways.reason, runner_up=runner_up)
+        plan = Plan(**fields, prompt_tokens=prompt_tokens, reason=reason, runner_up=runner_up)
         self._count(request, plan, now)
         return plan
 
@@ -212,18 +213,22 @@ class Planner:
     def _is_connected(self, prefill: Candidate, decodes: list[Candidate]) -> bool:
         return any((prefill.facts.id, decode.facts.id) in self._links for decode in decodes)
 
-    def _choices(self, ways: _Ways, limits: AdmissionLimits, prompt_tokens: int) -> list[Choice]:
+    def _choices(
+        self, request: PlanRequest, candidates: list[Candidate], prompt_tokens: int
+    ) -> tuple[list[Choice], str]:
         """Up to two, the best first. None: admission leaves no worker to prefill on.
 
         Workers are chosen by score, of remote as of local ones; between remote and local the honest time decides
         (docs/planner.md says why).
         """
+        ways = self._ways(request, candidates)
+        limits = NO_LIMITS if request.is_admitted else self._limits
         prefills = within_limits(ways.prefills, limits)
         remote = best_remote(prefills, ways.decodes, self._links, prompt_tokens)
         local = best_local(within_limits(ways.locals, limits))
         if remote and local:
-            return sorted((local[0], remote[0]), key=lambda choice: choice.expected_ms)
-        return remote or local
+            return sorted((local[0], remote[0]), key=lambda choice: choice.expected_ms), ways.reason
+        return remote or local, ways.reason
 
     def _count(self, request: PlanRequest, plan: Plan, now: float) -> None:
         """What was planned is load, and soon cached, before the workers say so."""
