@@ -48,6 +48,7 @@ class TextStream:
         self._held = ""  # characters that are not sent yet
         self._skip_chars = 0  # characters that were sent before this stream was resumed
         self._stopped: str | None = None
+        self._has_bytes = False  # the output has spelled something
         self._drop_space = pieces.drops_first_space and not pieces.has_text(prompt_ids)
         self._utf8 = _utf8_decoder("replace")
         self._utf8.decode(pieces.tail(prompt_ids, _MAX_CHAR_BYTES))  # a prompt may end inside a character
@@ -97,7 +98,7 @@ class TextStream:
     def finish(self) -> str:
         """The rest: nothing more comes that could complete a stop string or a character."""
         if self._stopped is None:
-            self._held += self._utf8.decode(b"", final=True)
+            self._held += self._cut_character()
         return self._release(len(self._held))
 
     @property
@@ -111,9 +112,15 @@ class TextStream:
         self._num_tokens += 1
         special = self._pieces.special_tokens.get(token_id)
         if special is not None and special in self._stops and self._num_tokens > self._min_tokens:
-            self._end(special, self._held + self._utf8.decode(b"", final=True), special)
+            self._end(special, self._held + self._cut_character(), special)
             return
-        self._extend(self._utf8.decode(self._text_bytes(token_id)))
+        spelled = self._text_bytes(token_id)
+        self._has_bytes = self._has_bytes or bool(spelled)
+        self._extend(self._utf8.decode(spelled))
+
+    def _cut_character(self) -> str:
+        """What stands for a character that the text ends inside of; if only the prompt did, it is none of ours."""
+        return self._utf8.decode(b"", final=True) if self._has_bytes else ""
 
     def _text_bytes(self, token_id: int) -> bytes:
         spelled = self._pieces[token_id]

@@ -85,6 +85,13 @@ def whole(
 # --- characters -----------------------------------------------------------------------------------
 
 
+def test_a_character_that_only_the_prompt_began_is_not_the_outputs() -> None:
+    began = ids("é".encode()[:1])
+    assert whole([], prompt=began) == ""
+    assert whole([END], prompt=began) == ""
+    assert whole(ids(b"\xa9"), prompt=began) == "é"
+
+
 def test_a_character_is_held_until_its_last_byte() -> None:
     stream = TextStream.resume(byte_level(), ids("Q: "), [], 0)
     assert [stream.push([i]).text for i in ids("a🦜é")] == ["a", "", "", "", "🦜", "", "é"]
