@@ -9,6 +9,7 @@ import msgspec
 from dynrt.planner.cost import Terms
 
 PlanKind = Literal["remote", "local"]
+RefusalKind = Literal["no_worker", "too_long", "too_slow", "queues_full"]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
@@ -92,6 +93,6 @@ class NoPlan(msgspec.Struct, frozen=True):
     admission refuses it (planner/admission.py).
     """
 
-    kind: Literal["no_worker", "too_long", "too_slow", "queues_full"]
+    kind: RefusalKind
     reason: str
     retry_after_s: float = 0.0  # when admission is expected to let it in

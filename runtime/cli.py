@@ -111,6 +111,26 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="prefill on the decode engine: by cost, never or always (default: auto)",
     )
     parser.add_argument(
+        "--max-ttft",
+        type=float,
+        metavar="S",
+        help="refuse requests whose first token is expected later than in S seconds (default: none)",
+    )
+    parser.add_argument(
+        "--max-waiting-requests",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="requests that may wait for their first token on one engine (default: 1024)",
+    )
+    parser.add_argument(
+        "--index-memory",
+        type=float,
+        default=256.0,
+        metavar="MB",
+        help="megabytes for what is known of the engines' prefix caches (default: 256)",
+    )
+    parser.add_argument(
         "--control",
         metavar="ADDRESS",
         help="where engines join, ipc://PATH or tcp://HOST:PORT (default: a private directory)",

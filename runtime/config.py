@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from dynrt.engines.config import SimConfig
+from dynrt.planner.prefix_index import DEFAULT_LIMIT_BYTES
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.requests import LocalPrefill
 from dynrt.transfer.options import TransferOptions
@@ -15,6 +16,14 @@ EngineKind = Literal["native", "sim"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 MAX_WORKERS_PER_POOL = 64
+LEAST_INDEX_BYTES = 1_000_000
+LEAST = {
+    "threads": 1,
+    "kv_blocks": 2,
+    "max_batch_tokens": 1,
+    "max_batch_requests": 1,
+    "max_waiting_requests": 1,
+}
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True):
@@ -33,6 +42,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     max_batch_tokens: int = 512
     max_batch_requests: int = 64
     max_open_requests: int = 4096
+    max_waiting_requests: int = 1024  # for their first token, on one worker
+    max_ttft_s: float | None = None  # requests whose first token is expected later are refused; None: none is
+    index_memory_bytes: int = DEFAULT_LIMIT_BYTES  # of the prefix index
     transfer: TransferOptions = TransferOptions()
     control: str | None = None  # address of the control socket; None: ipc in a private directory
     start_timeout_s: float = 600.0
@@ -57,7 +69,13 @@ def check_config(config: RuntimeConfig) -> None:
         raise ConfigError(
             f"--prefill {config.prefill} --decode 0 leaves nobody to decode; use --decode 1 or more"
         )
-    for name, least in (("threads", 1), ("kv_blocks", 2), ("max_batch_tokens", 1), ("max_batch_requests", 1)):
+    for name, least in LEAST.items():
         value = getattr(config, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; at least {least}")
+    if config.max_ttft_s is not None and not config.max_ttft_s > 0:
+        raise ConfigError(f"--max-ttft is {config.max_ttft_s:g}; it must be more than 0 seconds")
+    if config.index_memory_bytes < LEAST_INDEX_BYTES:
+        raise ConfigError(
+            f"--index-memory is {config.index_memory_bytes / 1e6:g} MB; at least {LEAST_INDEX_BYTES / 1e6:g}"
+        )

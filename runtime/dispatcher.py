@@ -261,7 +261,7 @@ class Dispatcher:
         metrics.open_handoffs.set(self.transfers.open_handoffs)
         metrics.oldest_handoff_s.set(self.transfers.oldest_handoff_s)
         metrics.quarantined_blocks.set(self.transfers.quarantined_blocks)
-        metrics.index_incomplete.set(self._planner.incomplete_workers)
+        self._planner.show_index()
         metrics.show_loads({worker.id: worker.load for worker in self._fleet})
         return metrics.text()
 
@@ -295,6 +295,7 @@ class Dispatcher:
             life.sampling.max_tokens,
             life.local_prefill,
             exclude,
+            life.is_admitted,
         )
         try:
             plan = await self._planner.ask(request, PLAN_TIMEOUT_S)
@@ -302,7 +303,6 @@ class Dispatcher:
             # Nobody waits for the plan any more, but it may have been made, or still be.
             self._planner.tell(RequestEnded(life.key, finished=False))
             raise
-        self._metrics.plans.labels(plan.kind).inc()
         return Route(plan.prefill, plan.decode)
 
     async def wait_for_change(self, timeout_s: float) -> None:

@@ -6,6 +6,7 @@ from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from dynrt.planner.plan import RefusalKind
 from dynrt.runtime.messages import EngineLoad
 from dynrt.transfer.events import Cause
 
@@ -72,6 +73,15 @@ class Metrics:
             "dynrt_prefill_tokens", "Prompt tokens by where their KV came from", ["source"], registry=registry
         )
         self.plans = Counter("dynrt_plans", "Plans by kind of prefill", ["kind"], registry=registry)
+        self.plan_reasons = Counter(
+            "dynrt_plan_reasons", "Plans by what decided them", ["reason"], registry=registry
+        )
+        self.plan_refusals = Counter(
+            "dynrt_plan_refusals",
+            "Plans that were asked for and could not be made, by reason",
+            ["reason"],
+            registry=registry,
+        )
         self.requests = Counter(
             "dynrt_requests", "Requests by how they ended", ["outcome"], registry=registry
         )
@@ -96,6 +106,15 @@ class Metrics:
             "Workers whose prefix index is empty until a snapshot",
             registry=registry,
         )
+        self.index_bytes = Gauge(
+            "dynrt_index_bytes", "Estimated memory of the prefix index", registry=registry
+        )
+        self.index_dropped_blocks = Counter(
+            "dynrt_index_dropped_blocks",
+            "Blocks that the prefix index dropped at its memory bound",
+            registry=registry,
+        )
+        self._shown_dropped_blocks = 0
         self.blocks = Gauge("dynrt_kv_blocks", "KV blocks by state", ["worker", "state"], registry=registry)
         self._add_vllm_names(model, registry)
         self._show_zeros()
@@ -128,6 +147,14 @@ class Metrics:
             self.prefill_tokens.labels(source)
         for kind in ("remote", "local"):
             self.plans.labels(kind)
+        for refusal in get_args(RefusalKind):
+            self.plan_refusals.labels(refusal)
+
+    def show_index(self, num_bytes: int, dropped_blocks: int) -> None:
+        """Memory now, and blocks dropped since the start."""
+        self.index_bytes.set(num_bytes)
+        self.index_dropped_blocks.inc(dropped_blocks - self._shown_dropped_blocks)
+        self._shown_dropped_blocks = dropped_blocks
 
     def show_loads(self, loads: dict[str, EngineLoad]) -> None:
         """Set the gauges that come from the engines, by worker id."""

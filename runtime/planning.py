@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -12,8 +13,10 @@ from dynrt.planner.events import CacheEvents, CacheSnapshot
 from dynrt.planner.plan import NoPlan, Plan, PlanRequest, WorkerFacts
 from dynrt.planner.planner import Planner
 from dynrt.runtime.actor import Actor
-from dynrt.runtime.errors import ContextLengthError, NoWorkerError
+from dynrt.runtime.errors import ContextLengthError, NoWorkerError, OverloadedError
 from dynrt.runtime.messages import EngineLoad, Register, SnapshotRequest, StepTiming
+from dynrt.runtime.metrics import Metrics
+from dynrt.runtime.snapshot_asks import SnapshotAsks
 
 log = logging.getLogger("dynrt.planner")
 
@@ -91,20 +94,29 @@ PlannerMessage = (
 
 
 class PlannerActor(Actor[PlannerMessage]):
-    """Asked a PlanRequest it answers with a Plan, or refuses with NoWorkerError or ContextLengthError.
+    """Asked a PlanRequest it answers with a Plan, or refuses with NoWorkerError, OverloadedError or ContextLengthError.
 
     Workers are known to it by incarnation: nothing learned of one outlives it.
     """
 
-    def __init__(self, planner: Planner, ask_snapshot: Callable[[str, SnapshotRequest], None]) -> None:
+    def __init__(
+        self, planner: Planner, ask_snapshot: Callable[[str, SnapshotRequest], None], metrics: Metrics
+    ) -> None:
         super().__init__("planner")
         self._planner = planner
-        self._ask_snapshot = ask_snapshot
+        self._snapshots = SnapshotAsks(ask_snapshot)
+        self._metrics = metrics
         self._workers: set[str] = set()
 
     @property
     def incomplete_workers(self) -> int:
         return len(self._planner.incomplete_workers)
+
+    def show_index(self) -> None:
+        """Set the metrics of the prefix index."""
+        planner = self._planner
+        self._metrics.index_incomplete.set(len(planner.incomplete_workers))
+        self._metrics.show_index(planner.index_bytes, planner.dropped_blocks)
 
     def is_idle(self) -> bool:
         """No load is counted anywhere."""
@@ -121,10 +133,10 @@ class PlannerActor(Actor[PlannerMessage]):
         planner = self._planner
         match message:
             case WorkerUp(register):
-                self._workers.add(register.incarnation)
-                planner.worker_joined(_facts(register))
+                self._worker_up(register)
             case WorkerDown(incarnation):
                 self._workers.discard(incarnation)
+                self._snapshots.forget(incarnation)
                 planner.worker_left(incarnation)
             case PairUp(prefill, decode):
                 planner.pair_connected(prefill, decode)
@@ -144,6 +156,12 @@ class PlannerActor(Actor[PlannerMessage]):
                 end = planner.finished if finished else planner.failed
                 end(key)
 
+    def _worker_up(self, register: Register) -> None:
+        """An engine that joined may be full of KV of which nobody here has heard, and idle ones tell nothing."""
+        self._workers.add(register.incarnation)
+        self._planner.worker_joined(_facts(register))
+        self._snapshots.want(register.incarnation)
+
     def _note_cache(self, incarnation: str, news: CacheEvents | CacheSnapshot) -> None:
         if incarnation not in self._workers:
             return
@@ -153,16 +171,30 @@ class PlannerActor(Actor[PlannerMessage]):
             is_gapless = self._planner.cache_snapshot(incarnation, news)
         if not is_gapless:
             log.warning("cache events missing, asking for a snapshot", extra={"incarnation": incarnation})
-            self._ask_snapshot(incarnation, SnapshotRequest())
+            self._snapshots.want(incarnation)
 
     def _plan(self, request: PlanRequest) -> Plan:
         plan = self._planner.plan(request, asyncio.get_running_loop().time())
         if isinstance(plan, NoPlan):
-            if plan.kind == "too_long":
-                raise ContextLengthError(plan.reason, param="prompt")
-            raise NoWorkerError(f"{plan.reason}; try again in a moment", retry_after_s=RETRY_AFTER_S)
+            self._metrics.plan_refusals.labels(plan.kind).inc()
+            raise _refused(plan)
+        self._metrics.plans.labels(plan.kind).inc()
+        self._metrics.plan_reasons.labels(plan.reason).inc()
         log.debug("planned", extra={"request": request.key.hex(), "plan": plan.explain()})
         return plan
+
+
+def _refused(no_plan: NoPlan) -> ContextLengthError | OverloadedError:
+    match no_plan.kind:
+        case "too_long":
+            return ContextLengthError(no_plan.reason, param="prompt")
+        case "no_worker":
+            return NoWorkerError(f"{no_plan.reason}; try again in a moment", retry_after_s=RETRY_AFTER_S)
+        case "too_slow" | "queues_full":
+            retry_after_s = max(1, math.ceil(no_plan.retry_after_s))
+            return OverloadedError(
+                f"{no_plan.reason}; try again in {retry_after_s} s", retry_after_s=retry_after_s
+            )
 
 
 def _facts(register: Register) -> WorkerFacts:

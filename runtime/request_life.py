@@ -63,6 +63,7 @@ class RequestLife:
         self.output_ids: list[int] = []
         self.chars_sent = 0
         self.finished = False
+        self.is_admitted = False  # from its first plan on: it may move, but is not turned away any more
         self.cached_tokens: int | None = None
         self.began_at = asyncio.get_running_loop().time()
         self.had_output = False
@@ -97,6 +98,7 @@ class RequestLife:
 
     async def _start(self, epoch: int, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
         route = await self._plan(excluded, no_worker_wait_s)
+        self.is_admitted = True
         attempt = Attempt(self.key, epoch, route.prefill, route.decode, self.chars_sent)
         self._dispatcher.open_attempt(attempt)
         if attempt.is_remote:

@@ -18,6 +18,7 @@ import msgspec
 
 from dynrt.engines.config import EngineConfig
 from dynrt.engines.models.resolve import ModelDir
+from dynrt.planner.admission import AdmissionLimits
 from dynrt.planner.planner import Planner
 from dynrt.runtime.channel import Channel
 from dynrt.runtime.config import RuntimeConfig, check_config
@@ -68,7 +69,7 @@ class Runtime:
         spawner: Spawner | None = None,
         offload: Offload | None = None,
         randomness: random.Random | None = None,
-        make_planner: Callable[[random.Random], Planner] = Planner,
+        make_planner: Callable[[random.Random], Planner] | None = None,
     ) -> None:
         self._config = config if config is not None else RuntimeConfig()
         check_config(self._config)
@@ -76,7 +77,7 @@ class Runtime:
         self._spawner = spawner if spawner is not None else ProcessSpawner()
         self._offload = offload if offload is not None else ThreadOffload()
         self._random = randomness if randomness is not None else random.Random()
-        self._make_planner = make_planner
+        self._make_planner = make_planner or self._own_planner
         self._id = secrets.token_hex(4)
         self._group = asyncio.TaskGroup()
         self._started = False
@@ -150,6 +151,7 @@ class Runtime:
         self._planner = PlannerActor(
             self._make_planner(self._random),
             lambda incarnation, wanted: self._dispatcher.tell(incarnation, wanted),
+            self._metrics,
         )
         self._supervisor = Supervisor(_slots(config, model), self._spawner, self._on_exit)
         self._dispatcher = Dispatcher(
@@ -163,6 +165,10 @@ class Runtime:
         )
         self._dispatcher.transfers = self._transfers
         self._fleet.observer = self._dispatcher
+
+    def _own_planner(self, randomness: random.Random) -> Planner:
+        limits = AdmissionLimits(self._config.max_ttft_s, self._config.max_waiting_requests)
+        return Planner(randomness, index_bytes=self._config.index_memory_bytes, limits=limits)
 
     def _on_exit(self, worker_id: str, status: int) -> None:
         self._dispatcher.engine_ended(worker_id, status)

@@ -11,7 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynrt.engines.config import EngineConfig
-from dynrt.engines.orders import Drop, Generate, News, Order, Orders, Reserve, StatusSeen, StepDone
+from dynrt.engines.orders import (
+    Drop,
+    Generate,
+    News,
+    Order,
+    Orders,
+    Reserve,
+    SnapshotWanted,
+    StatusSeen,
+    StepDone,
+)
 from dynrt.engines.protocol import EngineRequest, Token
 from dynrt.engines.sim.handoffs import HOST, Handoffs, Peers
 from dynrt.engines.sim.skipping import TOKEN_ID, SkippingCore, Stretch
@@ -131,7 +141,9 @@ class SimWorker:
                 self._on_exit()
             case Welcome():
                 pass  # it has no heart to beat
-            case SnapshotRequest() | Refused() | Unknown():
+            case SnapshotRequest():
+                self._post(SnapshotWanted())
+            case Refused() | Unknown():
                 raise AssertionError(
                     f"nothing goes wrong between a replay's runtime and its engines: {message}"
                 )

@@ -21,6 +21,10 @@ from dynrt.runtime.errors import ConfigError
         ({"kv_blocks": 1}, r"--kv-blocks is 1; at least 2"),
         ({"max_batch_tokens": 0}, r"--max-batch-tokens is 0; at least 1"),
         ({"max_batch_requests": -3}, r"--max-batch-requests is -3; at least 1"),
+        ({"max_waiting_requests": 0}, r"--max-waiting-requests is 0; at least 1"),
+        ({"max_ttft_s": 0.0}, r"--max-ttft is 0; it must be more than 0 seconds"),
+        ({"max_ttft_s": float("nan")}, r"--max-ttft is nan; it must be more than 0 seconds"),
+        ({"index_memory_bytes": 999_999}, r"--index-memory is 0.999999 MB; at least 1"),
     ],
 )
 def test_refused(settings: dict[str, Any], message: str) -> None:
@@ -34,7 +38,7 @@ def test_refused(settings: dict[str, Any], message: str) -> None:
         {},
         {"prefill": 0},
         {"prefill": 64, "decode": 64},
-        {"threads": 1, "kv_blocks": 2},
+        {"threads": 1, "kv_blocks": 2, "max_waiting_requests": 1, "max_ttft_s": 0.1},
         {"prefill": 0, "decode": 0, "control": "tcp://127.0.0.1:*"},
         {"prefill": 1, "decode": 0, "control": "ipc:///tmp/x"},
     ],

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import pytest
 from registrations import registration
 
+from dynrt.planner.admission import AdmissionLimits
 from dynrt.planner.events import ROOT, BlocksStored, CacheEvents, CacheSnapshot
 from dynrt.planner.plan import PlanRequest
 from dynrt.planner.planner import Planner
-from dynrt.runtime.errors import ContextLengthError, NoWorkerError
+from dynrt.runtime.errors import ContextLengthError, NoWorkerError, OverloadedError
 from dynrt.runtime.messages import SnapshotRequest, pack_ids
+from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import (
     CacheSeen,
     FirstTokenSeen,
@@ -25,6 +27,9 @@ from dynrt.runtime.planning import (
     WorkerDown,
     WorkerUp,
 )
+from dynrt.runtime.requests import LocalPrefill
+from dynrt.runtime.snapshot_asks import INTERVAL_S
+from dynrt.runtime.virtual_time import run_virtually
 
 KEY = bytes(16)
 BLOCK = pack_ids(range(16))
@@ -46,8 +51,18 @@ def asked() -> Asked:
 
 
 @pytest.fixture
-async def planner(asked: Asked) -> AsyncIterator[PlannerActor]:
-    actor = PlannerActor(Planner(Random(0)), asked)
+def metrics() -> Metrics:
+    return Metrics("tiny")
+
+
+@pytest.fixture
+async def planner(asked: Asked, metrics: Metrics) -> AsyncIterator[PlannerActor]:
+    async with running(PlannerActor(Planner(Random(0)), asked, metrics)) as actor:
+        yield actor
+
+
+@asynccontextmanager
+async def running(actor: PlannerActor) -> AsyncIterator[PlannerActor]:
     task = asyncio.create_task(actor.run())
     yield actor
     task.cancel()
@@ -55,8 +70,8 @@ async def planner(asked: Asked) -> AsyncIterator[PlannerActor]:
         await task
 
 
-def request(num_tokens: int = 40, key: bytes = KEY) -> PlanRequest:
-    return PlanRequest(key, "", pack_ids(range(num_tokens)), 10)
+def request(num_tokens: int = 40, key: bytes = KEY, local_prefill: LocalPrefill = "auto") -> PlanRequest:
+    return PlanRequest(key, "", pack_ids(range(num_tokens)), 10, local_prefill)
 
 
 def up(planner: PlannerActor, *messages: PlannerMessage) -> None:
@@ -101,13 +116,68 @@ async def test_worker_that_left_is_not_planned_on(planner: PlannerActor) -> None
     assert (plan.kind, plan.decode) == ("local", "d")
 
 
-async def test_gap_in_cache_events_asks_for_a_snapshot(planner: PlannerActor, asked: Asked) -> None:
-    stored = BlocksStored(ROOT, [1], BLOCK)
-    up(planner, CacheSeen("p", CacheEvents(5, [stored])), CacheSeen("gone", CacheEvents(5, [stored])))
-    await planner.ask(request(), 5.0)
-    assert asked.snapshots == [("p", SnapshotRequest())]
-    assert planner.incomplete_workers == 1
-    planner.tell(CacheSeen("p", CacheSnapshot(6, [stored])))
-    plan = await planner.ask(request(), 5.0)
-    assert planner.incomplete_workers == 0
-    assert plan.prefill_hit_tokens == 16
+async def test_every_engine_that_comes_is_asked_for_a_snapshot(planner: PlannerActor, asked: Asked) -> None:
+    """One that outlived another runtime is full of KV, and says nothing while it is idle."""
+    up(planner)
+    planner.tell(CacheSeen("p", CacheSnapshot(1000, [BlocksStored(ROOT, [500], BLOCK)])))
+    plan = await planner.ask(request(local_prefill="never"), 5.0)
+    assert asked.snapshots == [("p", SnapshotRequest()), ("d", SnapshotRequest())]
+    assert plan.prefill_hit_tokens == 16 and planner.incomplete_workers == 0
+
+
+def test_gap_in_cache_events_asks_for_a_snapshot() -> None:
+    async def main() -> None:
+        asked = Asked()
+        async with running(PlannerActor(Planner(Random(0)), asked, Metrics("tiny"))) as planner:
+            stored = BlocksStored(ROOT, [1], BLOCK)
+            up(planner)
+            await asyncio.sleep(INTERVAL_S)
+            asked.snapshots.clear()
+            planner.tell(CacheSeen("p", CacheEvents(5, [stored])))
+            planner.tell(CacheSeen("gone", CacheEvents(5, [stored])))
+            await planner.ask(request(), 5.0)
+            assert asked.snapshots == [("p", SnapshotRequest())]
+            assert planner.incomplete_workers == 1
+            planner.tell(CacheSeen("p", CacheSnapshot(6, [stored])))
+            plan = await planner.ask(request(local_prefill="never"), 5.0)
+            assert planner.incomplete_workers == 0
+            assert plan.prefill_hit_tokens == 16
+
+    run_virtually(main())
+
+
+async def test_the_index_shows_what_it_dropped(asked: Asked, metrics: Metrics) -> None:
+    actor = PlannerActor(Planner(Random(0), index_bytes=2000), asked, metrics)
+    async with running(actor) as planner:
+        up(planner)
+        for number in range(20):
+            token_ids = pack_ids([number] * 16)
+            planner.tell(CacheSeen("p", CacheEvents(number, [BlocksStored(ROOT, [number + 1], token_ids)])))
+        await planner.ask(request(), 5.0)
+        planner.show_index()
+        planner.show_index()
+        dropped = metrics.registry.get_sample_value("dynrt_index_dropped_blocks_total")
+        num_bytes = metrics.registry.get_sample_value("dynrt_index_bytes")
+    assert dropped is not None and 10 <= dropped < 20
+    assert num_bytes is not None and 1000 < num_bytes <= 2000
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "message"),
+    [
+        (AdmissionLimits(max_ttft_s=1e-3), "too_slow", r"expected after 0.0 s at best, and 0.001 s is the"),
+        (AdmissionLimits(max_waiting_requests=1), "queues_full", "1 requests or more wait on every worker"),
+    ],
+)
+async def test_a_request_that_would_wait_for_too_long_is_refused(
+    asked: Asked, metrics: Metrics, limits: AdmissionLimits, reason: str, message: str
+) -> None:
+    async with running(PlannerActor(Planner(Random(0), limits=limits), asked, metrics)) as planner:
+        up(planner)
+        with pytest.raises(OverloadedError, match=message) as refusal:
+            for number in range(3):
+                await planner.ask(request(key=bytes([number]) * 16), 5.0)
+        assert refusal.value.status == 503 and refusal.value.retry_after_s >= 1
+    made = metrics.registry.get_sample_value("dynrt_plan_reasons_total", {"reason": "expected sooner"})
+    refused = metrics.registry.get_sample_value("dynrt_plan_refusals_total", {"reason": reason})
+    assert (made or 0, refused) == ({"too_slow": 0, "queues_full": 2}[reason], 1)

@@ -23,6 +23,7 @@ from sim_memory import (
 from sim_transfer import SimFabric, SimTransfer
 
 from dynrt.engines.config import EngineConfig
+from dynrt.planner.events import CacheSnapshot
 from dynrt.runtime.host import host_id
 from dynrt.runtime.memory_channel import MemoryChannel
 from dynrt.runtime.messages import (
@@ -307,7 +308,9 @@ class SimEngine:
                 self._end(0)
             case Unknown():
                 self._forget_runtime()
-            case Refused() | SnapshotRequest():
+            case SnapshotRequest():
+                self._tell(CacheSnapshot(0, []))  # it shares no prefixes
+            case Refused():
                 raise AssertionError(f"unexpected in these simulations: {message}")
             case _:
                 self._transfer.post(message)
