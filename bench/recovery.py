@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from rig.live_runtime import config, greedy, is_clean, seconds_until, tokens_of
-from rig.report import Report, at_least, at_most, finish, new_report, spread
+from rig.report import Report, at_most, finish, new_report, spread
 
 from dynrt.runtime import GenerateRequest, Runtime
 from dynrt.runtime.errors import DynrtError, NoWorkerError
@@ -104,14 +104,19 @@ async def _measure(runtime: Runtime, fault: Fault, times: int, report: Report) -
     report.cases.append(case)
     detected = max(one.detected_s for one in seen)
     report.bars.append(at_most(f"detected, {fault.name}", detected, "s", fault.detection_limit_s))
-    # A worker that is alone in its pool has to come back before its requests can be answered.
-    late = max(one.answered_s - max(one.detected_s, one.restarted_s) for one in seen) - undisturbed_s
+    late = max(one.answered_s - _could_go_on_s(one) for one in seen) - undisturbed_s
     report.bars.append(at_most(f"answered after that, {fault.name}", late, "s", ANSWER_LIMIT_S))
     if survivors:
         case["memory_returned_s"] = spread(survivors)
+        held_s = max(memory_s - one.detected_s for memory_s, one in zip(survivors, seen, strict=True))
+        report.bars.append(at_most(f"memory returned after that, {fault.name}", held_s, "s", ANSWER_LIMIT_S))
     wrong = sum(one.outcome not in ("right", "no worker") for one in seen)
     report.bars.append(at_most(f"wrong or lost answers, {fault.name}", wrong, "", 0))
-    report.bars.append(at_least(f"clean ends, {fault.name}", len(seen), "", times))
+
+
+def _could_go_on_s(seen: Seen) -> float:
+    """A worker that is left serves the request alone; without any, one has to come back."""
+    return seen.detected_s if seen.memory_s is not None else seen.restarted_s
 
 
 async def _seconds_of(runtime: Runtime, random: Random) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 EMPTY_WRITE_S = 100e-6  # the prior: what a write without bytes costs; NIXL over loopback, Python included
 MAX_LAYER_GAP_S = 1.0  # a longer pause between two layers is a stalled process, not a layer
 
+SLACK_SHARE = 0.25  # of the time that is left of a layer behind its KV: it varies
+
 _MEMORY = 0.98  # weight of the past at each new observation: the last fifty or so count
 
 
@@ -19,15 +21,22 @@ def exposed_s(group: int, send_s: float, layer_s: float, transfer_s: float, num_
     return write_s + (-(-num_layers // group) - 1) * backlog_s
 
 
-def layers_per_push(send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> int:
-    """The group size of least exposed time: o cost of a send, c compute and t transfer time of a layer.
+def layers_per_push(
+    send_s: float, layer_s: float, transfer_s: float, num_layers: int, slack_s: float = 0.0
+) -> int:
+    """The group size of least cost: o cost of a send, c compute and t transfer time of a layer.
 
-    Where a layer is computed slower than it travels this comes close to max(1, ceil(o / (c - t))), the smallest group
-    without a backlog; for a short prompt it is all of `num_layers`, one piece. Ties go to the smaller group.
+    `slack_s`: how long after its last layer was written a prefill still computes; what is exposed for less than that
+    is hidden. Beside what is exposed, each send but the first counts o: it takes that from compute where they share
+    cores or an interpreter. Without slack this comes close to max(1, ceil(o / (c - t))) where a layer is computed
+    slower than it travels; for a short prompt it is all of `num_layers`, one piece. Ties go to the smaller group.
     """
-    return min(
-        range(1, num_layers + 1), key=lambda group: exposed_s(group, send_s, layer_s, transfer_s, num_layers)
-    )
+
+    def cost_s(group: int) -> float:
+        exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
+        return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * send_s
+
+    return min(range(1, num_layers + 1), key=cost_s)
 
 
 class LinearFit:
@@ -46,6 +55,11 @@ class LinearFit:
         self._seconds = self._seconds * _MEMORY + seconds
         self._sizes_sizes = self._sizes_sizes * _MEMORY + size * size
         self._sizes_seconds = self._sizes_seconds * _MEMORY + size * seconds
+
+    def at(self, size: float) -> float:
+        """Seconds of that size."""
+        fixed_s, per_size = self.estimate()
+        return fixed_s + size * per_size
 
     def estimate(self) -> tuple[float, float]:
         """Seconds of size 0, seconds per unit of size; neither below zero."""
@@ -68,7 +82,9 @@ class Pacing:
         self._num_layers = num_layers
         self._write = LinearFit(EMPTY_WRITE_S)
         self._layer = LinearFit(0.0)
+        self._writing = LinearFit(0.0)  # from a layer's begin to its KV
         self._num_blocks = 0  # of the current step
+        self._step_began_at = 0.0
         self._last_layer: tuple[int, float] | None = None
         self._has_layers = False
         self._link_free_at = float("-inf")
@@ -78,15 +94,18 @@ class Pacing:
         """Seconds that a byte takes; 0 while nothing was measured."""
         return self._write.estimate()[1]
 
-    def step_begins(self, num_blocks: int) -> None:
+    def step_begins(self, num_blocks: int, now: float) -> None:
         """The layers that follow are of a step that completes so many blocks."""
         self._num_blocks, self._last_layer = num_blocks, None
+        self._step_began_at = now
 
     def layer_written(self, layer: int, now: float) -> None:
         """`layer` of the current step was written at `now`."""
         if self._last_layer is not None and layer == self._last_layer[0] + 1:
             self._layer.observe(self._num_blocks, min(MAX_LAYER_GAP_S, now - self._last_layer[1]))
             self._has_layers = True
+        elif layer == 0:
+            self._writing.observe(self._num_blocks, min(MAX_LAYER_GAP_S, now - self._step_began_at))
         self._last_layer = (layer, now)
 
     def write_done(self, num_bytes: int, posted_at: float, done_at: float) -> float:
@@ -101,6 +120,6 @@ class Pacing:
         if not self._has_layers:
             return 1
         send_s, byte_s = self._write.estimate()
-        layer_fixed_s, block_s = self._layer.estimate()
-        layer_s = layer_fixed_s + num_blocks * block_s
-        return layers_per_push(num_writes * send_s, layer_s, layer_bytes * byte_s, self._num_layers)
+        layer_s = self._layer.at(num_blocks)
+        slack_s = SLACK_SHARE * max(0.0, layer_s - self._writing.at(num_blocks))
+        return layers_per_push(num_writes * send_s, layer_s, layer_bytes * byte_s, self._num_layers, slack_s)

@@ -130,7 +130,7 @@ class PrefillEnd:
         self._get_or_open(handoff_id)  # its Arm can have come before
         return []
 
-    def step_begins(self, ready: list[BlocksReady]) -> list[PrefillEffect]:
+    def step_begins(self, ready: list[BlocksReady], now: float) -> list[PrefillEffect]:
         """A step starts that completes these blocks; the one before has written all its layers."""
         assert all(extent.layers_written == self._num_layers for extent in self._step), (
             "a step was left unfinished"
@@ -138,7 +138,7 @@ class PrefillEnd:
         self._step, self._step_ids = [], []
         effects = [effect for blocks in ready for effect in self._announced(blocks)]
         num_blocks = sum(len(extent.block_ids) for extent in self._step)
-        self._pacing.step_begins(num_blocks)
+        self._pacing.step_begins(num_blocks, now)
         layer_bytes = num_blocks * self._layer_block_bytes
         group = self._pacing.layers_per_push(len(self._step), num_blocks, layer_bytes)
         for extent in self._step:

@@ -288,7 +288,7 @@ class TransferThread:
             event, told_at = self._steps.popleft()
             if isinstance(event, StepBegins):
                 self._note_step(event, told_at)
-                self._do(self._prefill.step_begins(event.ready))
+                self._do(self._prefill.step_begins(event.ready, told_at))
             else:
                 written_at = told_at if event.event is None else time.monotonic()
                 self._note_written(event.layer, written_at)

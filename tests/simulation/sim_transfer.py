@@ -80,7 +80,7 @@ class SimTransfer:
     # --- from compute -----------------------------------------------------------------------------
 
     def step_begins(self, ready: list[BlocksReady]) -> None:
-        self._do(self._prefill.step_begins(ready))
+        self._do(self._prefill.step_begins(ready, self._now()))
 
     def layer_written(self, layer: int) -> None:
         self._do(self._prefill.layer_written(layer, self._now()))

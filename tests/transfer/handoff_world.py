@@ -56,6 +56,7 @@ class Flying:
     sender: str
     posted_at: float
     landed: bool = False
+    is_stuck: bool = False  # neither lands nor ends, for as long as both workers live
     late_polls: int | None = None  # set once the connection broke: lands within so many polls, or never
 
 
@@ -94,12 +95,14 @@ class World:
         deaths: bool = False,
         hangs: bool = False,
         failures: bool = False,
+        stalls: bool = False,
     ) -> None:
         self.rng = Random(seed)
         self.now = 0.0
         self.num_ranks = self.rng.choice((1, 1, 2))
         self.num_layers = self.rng.randint(1, 4)
         self.cancels, self.deaths, self.hangs, self.failures = cancels, deaths, hangs, failures
+        self.stalls = stalls
         self.workers: dict[str, Worker] = {}
         for name in ("p0", "p1", "d0", "d1"):
             self._start_worker(name)
@@ -245,9 +248,7 @@ class World:
                     if self.workers[to].alive:
                         self.workers[to].inbox.append(message)
                 case Kill(suspects):
-                    guilty = [
-                        one for one in suspects if self.workers[one].hung or not self.workers[one].alive
-                    ]
+                    guilty = [one for one in suspects if self._is_guilty(one)]
                     assert guilty, f"{suspects} were condemned, but none of them hangs"
                     self._die(self.workers[guilty[0]])
                 case Decided(handoff_id, outcome):
@@ -337,7 +338,7 @@ class World:
                 prompt.computed = 0  # preempted: its blocks are computed, and announced, again
             ready += self._chunk(worker, prompt)
         if ready:
-            self._do(worker, worker.prefill.step_begins(ready))
+            self._do(worker, worker.prefill.step_begins(ready, self.now))
             worker.steps.extend(range(self.num_layers))
 
     def _chunk(self, worker: Worker, prompt: Prompt) -> list[BlocksReady]:
@@ -395,7 +396,7 @@ class World:
         self.flying.append(Flying(write, worker.name, self.now))
 
     def _land(self) -> None:
-        candidates = [f for f in self.flying if not f.landed and f.late_polls is None]
+        candidates = [f for f in self.flying if not f.landed and f.late_polls is None and not f.is_stuck]
         if candidates and self.rng.random() < self.speed:
             self._copy(self.rng.choice(candidates))
 
@@ -471,6 +472,18 @@ class World:
             worker.hung = True
         elif dice < 0.08 and self.failures:
             self._fail_write()
+        elif dice < 0.09 and self.stalls:
+            self._stick_write()
+
+    def _stick_write(self) -> None:
+        candidates = [f for f in self.flying if not f.landed and f.late_polls is None]
+        if candidates:
+            self.rng.choice(candidates).is_stuck = True
+
+    def _is_guilty(self, name: str) -> bool:
+        """It hangs, it is dead already, or a write of its does not end."""
+        is_stuck = any(flying.sender == name and flying.is_stuck for flying in self.flying)
+        return is_stuck or self.workers[name].hung or not self.workers[name].alive
 
     def _fail_write(self) -> None:
         candidates = [f for f in self.flying if not f.landed and f.late_polls is None]
@@ -515,7 +528,8 @@ class World:
 
     def check_end(self) -> None:
         assert self.ledger.num_open == 0
-        assert self.cancels or self.deaths or self.hangs or self.failures or self.was_undisturbed()
+        is_disturbed = self.cancels or self.deaths or self.hangs or self.failures or self.stalls
+        assert is_disturbed or self.was_undisturbed()
         assert self.closed == set(self.outcomes) == set(self.prompts)
         assert self.committed >= {i for i, outcome in self.outcomes.items() if outcome == "committed"}
         for worker in self.workers.values():

@@ -29,13 +29,21 @@ def test_the_exposed_time_is_that_of_the_events(
     assert exposed_s(group, send_s, layer_s, transfer_s, num_layers) == pytest.approx(exposed)
 
 
-@given(milliseconds, milliseconds, milliseconds, st.integers(1, 80))
-def test_no_group_size_is_better(send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> None:
-    group = layers_per_push(send_s, layer_s, transfer_s, num_layers)
-    best = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
-    assert all(
-        best <= exposed_s(g, send_s, layer_s, transfer_s, num_layers) for g in range(1, num_layers + 1)
-    )
+@given(milliseconds, milliseconds, milliseconds, st.integers(1, 80), st.floats(0, 20))
+def test_no_group_size_is_better(
+    send_s: float, layer_s: float, transfer_s: float, num_layers: int, slack_s: float
+) -> None:
+    def cost_s(group: int) -> float:
+        exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
+        return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * send_s
+
+    chosen = layers_per_push(send_s, layer_s, transfer_s, num_layers, slack_s)
+    assert all(cost_s(chosen) <= cost_s(group) for group in range(1, num_layers + 1))
+
+
+def test_what_still_hides_behind_the_last_layer_goes_in_fewer_writes() -> None:
+    without, with_slack = (layers_per_push(1e-3, 20e-3, 1e-3, 32, slack_s) for slack_s in (0.0, 10e-3))
+    assert without < with_slack and exposed_s(with_slack, 1e-3, 20e-3, 1e-3, 32) <= 10e-3
 
 
 def test_a_short_prompt_goes_in_one_piece() -> None:
@@ -74,12 +82,12 @@ def test_unmeasured_each_layer_is_pushed_at_once() -> None:
 def test_fast_layers_are_pushed_together_and_slow_ones_alone() -> None:
     for gap_s, expected in ((1e-6, 32), (50e-3, 1)):
         pacing = Pacing(num_layers=32)
-        pacing.step_begins(num_blocks=4)
+        pacing.step_begins(num_blocks=4, now=0.0)
         for layer in range(32):
             pacing.layer_written(layer, now=layer * gap_s)
         for number in range(50):
             pacing.write_done(1000, posted_at=float(number), done_at=number + 300e-6)
-        assert pacing.layers_per_push(num_writes=1, num_blocks=4, layer_bytes=1000) == expected
+        assert pacing.layers_per_push(num_writes=1, num_blocks=4, layer_bytes=100_000) == expected
 
 
 def test_a_write_that_waited_for_others_is_not_taken_for_a_slow_one() -> None:
@@ -94,8 +102,8 @@ def test_a_small_step_after_large_ones_is_known_to_be_fast() -> None:
     for number in range(100):
         pacing.write_done(1000, posted_at=float(number), done_at=number + 300e-6)
     for num_blocks in (2, 100):  # layers of 20 and 1000 µs
-        pacing.step_begins(num_blocks)
+        pacing.step_begins(num_blocks, now=0.0)
         for layer in range(32):
             pacing.layer_written(layer, now=layer * num_blocks * 10e-6)
-    assert pacing.layers_per_push(num_writes=1, num_blocks=100, layer_bytes=1000) == 1
-    assert pacing.layers_per_push(num_writes=1, num_blocks=2, layer_bytes=1000) > 8
+    large, small = (pacing.layers_per_push(1, num_blocks, layer_bytes=1000) for num_blocks in (100, 2))
+    assert large < small

@@ -40,6 +40,12 @@ def test_a_hung_worker_is_killed_and_fenced(seed: int) -> None:
     World(seed, hangs=True).run(NUM_PROMPTS, NUM_TURNS)
 
 
+@settings(max_examples=100, deadline=None)
+@given(SEEDS)
+def test_a_write_that_never_ends_costs_its_sender_and_frees_nothing_before(seed: int) -> None:
+    World(seed, stalls=True).run(NUM_PROMPTS, NUM_TURNS)
+
+
 def test_the_world_shows_what_it_is_meant_to_show() -> None:
     """Undisturbed enough to commit, disturbed enough for every outcome and for late bytes to occur."""
     worlds = [World(seed, deaths=True, hangs=True, failures=True) for seed in range(40)]

@@ -48,7 +48,7 @@ def finish(end: PrefillEnd, posted: list[Write]) -> list[PrefillEffect]:
 
 def test_layers_wait_for_the_target_and_then_go_in_one_piece() -> None:
     end = prefill_end()
-    end.step_begins([ready(0, [7, 8], 2)])
+    end.step_begins([ready(0, [7, 8], 2)], 0.0)
     write_layers(end)
     assert writes(end) == []
     end.arm(Arm(*ID, "peer", 0, [3, 4]))
@@ -58,7 +58,7 @@ def test_layers_wait_for_the_target_and_then_go_in_one_piece() -> None:
 def test_with_a_target_each_layer_goes_when_it_is_written() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1)])
+    end.step_begins([ready(0, [7], 1)], 0.0)
     assert writes(end) == []
     for layer in range(NUM_LAYERS):
         end.layer_written(layer, float(layer))
@@ -68,7 +68,7 @@ def test_with_a_target_each_layer_goes_when_it_is_written() -> None:
 def test_a_prefix_hit_goes_before_what_is_computed_and_what_decode_holds_is_not_sent() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 1, [30, 31, 32]))
-    end.step_begins([ready(0, [10, 11], 4, written=True), ready(2, [12, 13], 4)])
+    end.step_begins([ready(0, [10, 11], 4, written=True), ready(2, [12, 13], 4)], 0.0)
     (hit,) = writes(end)
     assert (hit.units, hit.source_ids, hit.target_ids) == (UnitRange(0, 0, 3, 0, 1), [11], [30])
     end.layer_written(0, 0.0)
@@ -79,24 +79,24 @@ def test_a_prefix_hit_goes_before_what_is_computed_and_what_decode_holds_is_not_
 def test_every_rank_pushes_its_own_part() -> None:
     end = prefill_end(num_ranks=2)
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1, written=True)])
+    end.step_begins([ready(0, [7], 1, written=True)], 0.0)
     assert [write.units.rank for write in writes(end)] == [0, 1]
 
 
 def test_a_write_is_cut_so_that_it_does_not_keep_the_thread() -> None:
     end = prefill_end(layer_block_bytes=MAX_WRITE_BYTES)
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1, written=True)])
+    end.step_begins([ready(0, [7], 1, written=True)], 0.0)
     assert [write.units.num_layers for write in writes(end)] == [1, 1, 1]
 
 
 def test_sent_and_released_when_the_last_write_is_done_and_not_before() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3, 4]))
-    end.step_begins([ready(0, [7], 2)])
+    end.step_begins([ready(0, [7], 2)], 0.0)
     write_layers(end)
     assert finish(end, writes(end)) == []  # the second block is still to come
-    end.step_begins([ready(1, [8], 2)])
+    end.step_begins([ready(1, [8], 2)], 0.0)
     write_layers(end)
     *others, last = writes(end)
     assert finish(end, others) == []
@@ -108,17 +108,17 @@ def test_sent_and_released_when_the_last_write_is_done_and_not_before() -> None:
 def test_a_full_hit_on_decode_is_sent_once_the_prompt_is_computed() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 1, []))
-    assert end.step_begins([ready(0, [7], 1)]) == []
+    assert end.step_begins([ready(0, [7], 1)], 0.0) == []
     assert write_layers(end) == [RELEASE, Tell(Sent(*ID, 0, 0, 0.0, 0.0))]
 
 
 def test_blocks_announced_again_after_a_preemption_are_not_pushed_again() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3, 4, 5]))
-    end.step_begins([ready(0, [7, 8], 3)])
+    end.step_begins([ready(0, [7, 8], 3)], 0.0)
     write_layers(end)
     finish(end, writes(end))
-    end.step_begins([ready(0, [17, 18, 19], 3)])
+    end.step_begins([ready(0, [17, 18, 19], 3)], 0.0)
     write_layers(end)
     (again,) = writes(end)
     assert (again.source_ids, again.target_ids) == ([19], [5])
@@ -127,7 +127,7 @@ def test_blocks_announced_again_after_a_preemption_are_not_pushed_again() -> Non
 def test_a_cancel_posts_nothing_more_and_waits_for_what_was_posted() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1)])
+    end.step_begins([ready(0, [7], 1)], 0.0)
     end.layer_written(0, 0.0)
     posted = writes(end)
     assert end.cancel(CancelHandoff(*ID, "gone")) == []
@@ -142,7 +142,7 @@ def test_a_cancel_posts_nothing_more_and_waits_for_what_was_posted() -> None:
 def test_a_failed_write_quiesces_uncleanly_when_the_others_are_done() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1)])
+    end.step_begins([ready(0, [7], 1)], 0.0)
     end.layer_written(0, 0.0)
     end.layer_written(1, 1.0)
     first, *rest = [*writes(end), None]
@@ -158,7 +158,7 @@ def test_a_failed_write_quiesces_uncleanly_when_the_others_are_done() -> None:
 def test_a_fence_waits_for_nothing() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1, written=True)])
+    end.step_begins([ready(0, [7], 1, written=True)], 0.0)
     posted = writes(end)
     assert end.fence("another") == []
     assert end.fence("peer") == [RELEASE, Tell(Quiesced(*ID, "decode worker peer is dead", cause="fenced"))]
@@ -167,7 +167,7 @@ def test_a_fence_waits_for_nothing() -> None:
 
 def test_a_target_of_another_length_than_the_prompt_stops_the_handoff() -> None:
     end = prefill_end()
-    end.step_begins([ready(0, [7], 2)])
+    end.step_begins([ready(0, [7], 2)], 0.0)
     *_, tell = end.arm(Arm(*ID, "peer", 0, [3]))
     reason = "the prompt has 2 blocks, decode reserved up to 1"
     assert tell == Tell(Quiesced(*ID, reason, cause="mismatch"))
@@ -178,7 +178,7 @@ def test_a_cancel_before_all_else_keeps_everything_late_from_opening_the_handoff
     assert end.cancel(CancelHandoff(*ID, "gone")) == [Tell(Quiesced(*ID, "gone"))]
     assert end.opened(PrefillOpened(*ID)) == [RELEASE]
     assert end.arm(Arm(*ID, "peer", 0, [3])) == []
-    assert end.step_begins([ready(0, [7], 1)]) == [RELEASE]
+    assert end.step_begins([ready(0, [7], 1)], 0.0) == [RELEASE]
     assert write_layers(end) == [] and writes(end) == [] and end.num_open == 0
     assert end.cancel(CancelHandoff(*ID, "again")) == [Tell(Quiesced(*ID, "again"))]
 
@@ -188,14 +188,14 @@ def test_an_arm_before_the_prompt_is_opened_counts() -> None:
     end.arm(Arm(*ID, "peer", 0, [3]))
     end.arm(Arm(*ID, "peer", 0, [9]))  # told twice: the first counts
     end.opened(PrefillOpened(*ID))
-    end.step_begins([ready(0, [7], 1, written=True)])
+    end.step_begins([ready(0, [7], 1, written=True)], 0.0)
     assert [write.target_ids for write in writes(end)] == [[3]]
 
 
 def test_no_more_is_posted_to_a_peer_than_its_window_and_the_rest_goes_together() -> None:
     end = prefill_end(num_layers=8)
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1)])
+    end.step_begins([ready(0, [7], 1)], 0.0)
     posted = []
     for layer in range(8):
         end.layer_written(layer, float(layer))
@@ -209,7 +209,7 @@ def test_another_peer_has_a_window_of_its_own() -> None:
     end = prefill_end(num_layers=8)
     end.arm(Arm(*ID, "peer", 0, [3]))
     end.arm(Arm(b"o" * 16, 1, "other", 0, [5]))
-    end.step_begins([ready(0, [7], 1), BlocksReady(b"o" * 16, 1, 0, [8], False, 1)])
+    end.step_begins([ready(0, [7], 1), BlocksReady(b"o" * 16, 1, 0, [8], False, 1)], 0.0)
     posted = []
     for layer in range(8):
         end.layer_written(layer, float(layer))
@@ -222,7 +222,7 @@ def test_the_request_nearest_its_end_goes_first() -> None:
     near = b"n" * 16
     end.arm(Arm(*ID, "peer", 0, [3, 4, 5]))
     end.arm(Arm(near, 1, "peer", 0, [6]))
-    end.step_begins([ready(0, [7], 3), BlocksReady(near, 1, 0, [8], False, 1)])
+    end.step_begins([ready(0, [7], 3), BlocksReady(near, 1, 0, [8], False, 1)], 0.0)
     end.layer_written(0, 0.0)
     assert [write.id[0] for write in writes(end)] == [near, KEY]
 
@@ -230,7 +230,7 @@ def test_the_request_nearest_its_end_goes_first() -> None:
 def test_nothing_is_posted_to_a_peer_whose_connection_is_broken() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1, written=True)])
+    end.step_begins([ready(0, [7], 1, written=True)], 0.0)
     end.hold("peer")
     assert writes(end) == []
     end.resume("peer")
@@ -240,7 +240,7 @@ def test_nothing_is_posted_to_a_peer_whose_connection_is_broken() -> None:
 def test_writes_that_do_not_end_are_told_once_and_nothing_more_is_posted() -> None:
     end = prefill_end()
     end.arm(Arm(*ID, "peer", 0, [3]))
-    end.step_begins([ready(0, [7], 1)])
+    end.step_begins([ready(0, [7], 1)], 0.0)
     end.layer_written(0, 0.0)
     posted = writes(end)
     assert end.polled(STALL_S - 0.1) == []
