@@ -236,3 +236,59 @@ def test_bytes_that_were_not_sent_fail_the_handoff_in_checksum_mode(
     assert prefill.expect(ReleaseBlocks, handoff) and prefill.expect(Sent, handoff)
     succeeds(prefill, decode)
     is_over(prefill, decode)
+
+
+def test_first_handoffs_to_two_peers_at_once_are_more_than_all_windows_together(
+    tmp_path: Path,
+) -> None:
+    """First requests of several decode workers at once hang (5A 10); more than a window deadlocks (5C 59, 5D 89)."""
+    processes = KvProcesses("tcp", GEOMETRY, tmp_path)
+    try:
+        prefill, *decodes = workers = [processes.start(name) for name in ("prefill", "one", "two")]
+        for worker in workers:
+            worker.await_start()
+        for decode in decodes:
+            decode.post(ConnectPeer(prefill.incarnation, [], [], 0, will_push=False))
+            prefill.post(connect(prefill, decode))
+        wanted = [(decode, (secrets.token_bytes(16), 1), block) for block in range(16) for decode in decodes]
+        for decode, handoff, block in wanted:
+            offer(handoff, prefill, decode, block)
+        prefill.step_begins([BlocksReady(*handoff, 0, [block], False, 1) for _, handoff, block in wanted])
+        for layer in range(GEOMETRY.num_layers):
+            for block in range(16):
+                fill(prefill, layer, block)
+            prefill.layer_written(layer)
+        for decode, handoff, _ in wanted:
+            assert decode.expect(Committed, handoff) and prefill.expect(Sent, handoff)
+        assert all(bytes(decode.memory) == bytes(prefill.memory) for decode in decodes)
+        assert [worker.stop() for worker in workers] == [0, 0, 0]
+    finally:
+        processes.close()
+
+
+def offer(handoff: HandoffId, prefill: KvProcess, decode: KvProcess, block: int) -> None:
+    """One block, from where it lies on prefill to the same place on decode."""
+    prefill.post(PrefillOpened(*handoff))
+    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, [block], 60.0))
+    prefill.post(Arm(*handoff, decode.incarnation, 0, [block]))
+    decode.post(FirstToken(*handoff, 7, 0))
+
+
+def test_a_cancel_of_what_was_transferred_but_not_yet_used_frees_it(
+    start_pair: StartPair, handoff: HandoffId
+) -> None:
+    """Transferred, waiting to be merged, aborted: leak (5B 33); an abort right behind the last write (5B 27)."""
+    prefill, decode = start_pair()
+    prefill.post(PrefillOpened(*handoff))
+    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, [3], 60.0))
+    prefill.post(Arm(*handoff, decode.incarnation, 0, decode.expect(Reserved, handoff).block_ids))
+    prefill.step_begins([BlocksReady(*handoff, 0, [1], True, 1)])
+    assert prefill.expect(Sent, handoff) and prefill.expect(ReleaseBlocks, handoff)
+    for _ in range(2):  # twice: the second finds a tombstone
+        for end in (prefill, decode):
+            end.post(CancelHandoff(*handoff, "test"))
+        assert prefill.expect(Quiesced, handoff)
+    decode.post(PeerQuiesced(*handoff))
+    assert decode.expect(Drained, handoff) and decode.expect(ReleaseBlocks, handoff)
+    succeeds(prefill, decode)
+    is_over(prefill, decode)
