@@ -1,4 +1,4 @@
-"""The `dynrt` command: `serve` starts a runtime and its endpoint, `engine` is one engine process."""
+"""The `dynrt` command: `serve` a model, be one `engine` process, `replay` a recorded trace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from dynrt.runtime.errors import DynrtError
+from dynrt.runtime.replay.options import add_options as add_replay_options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="start engines and an OpenAI-compatible endpoint"))
     _add_engine(commands.add_parser("engine", help="run one engine process that joins a runtime"))
+    _add_replay(commands.add_parser("replay", help="serve a recorded trace in virtual time"))
     return parser
 
 
@@ -152,6 +154,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_engine)
 
 
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    add_replay_options(parser)
+    parser.set_defaults(run=_replay)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from dynrt.runtime.serve import serve
 
@@ -166,6 +173,12 @@ def _engine(arguments: argparse.Namespace) -> int:
     from dynrt.engines.main import run_engine
 
     return run_engine(arguments)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from dynrt.runtime.replay.command import run
+
+    return run(arguments)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Handoffs:
         self._growing = {
             block_id for ready in step.ready if not ready.written for block_id in ready.block_ids
         }
-        self._do(self._prefill.step_begins(step.ready))
+        self._do(self._prefill.step_begins(step.ready, step.started_at))
         self._do(self._prefill.layer_written(0, step.started_at))
         self._push()
 
