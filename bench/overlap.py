@@ -67,6 +67,9 @@ class Measured(msgspec.Struct, frozen=True):
     def bounds_ms(self) -> list[float]:
         return [MS * self.layers[run.key].bound_s(self.rate) for run in self.by_mode["layerwise"]]
 
+    def first_decode_s(self, mode: Mode) -> list[float]:
+        return [run.first_decode_s for run in self.by_mode[mode]]
+
     def prefill_s(self, mode: Mode) -> float:
         return statistics.median(run.sampled_at - run.submitted_at for run in self.by_mode[mode])
 
@@ -80,7 +83,7 @@ SHARED = [
     Case(6000, 6016, model=TINY),
     Case(6000, 2048, model=TINY),
 ]
-SLOW = [Case(128, 2048, runs=8), Case(512, 2048, runs=8), Case(2000, 2048, runs=8), Case(2000, 512, runs=8)]
+SLOW = [Case(128, 2048, runs=8), Case(512, 2048, runs=8), Case(2000, 2048, runs=6), Case(2000, 512, runs=6)]
 RATIOS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -231,7 +234,9 @@ def _report(case: Case, measured: Measured, report: Report) -> None:
             "bound_off_ms": spread([MS * layers.bound_s(measured.rate) for layers in off]),
             "excess_ms": spread(excess),
             "hidden_share": hidden,
-            "first_decode_late_share": spread(late),
+            "first_decode_layerwise_ms": spread([MS * s for s in measured.first_decode_s("layerwise")]),
+            "first_decode_whole_ms": spread([MS * s for s in measured.first_decode_s("whole")]),
+            "first_decode_late_share": late,
             "prefill_off_ms": MS * measured.prefill_s("off"),
             "prefill_layerwise_ms": MS * measured.prefill_s("layerwise"),
             "layer_compute_c_ms": MS * statistics.median(layers.c for layers in off),
@@ -245,14 +250,21 @@ def _report(case: Case, measured: Measured, report: Report) -> None:
     _add_bars(case, measured, excess, hidden, late, report)
 
 
-def _late(measured: Measured) -> list[float]:
-    """Round by round: how much later decode's own first token came than with whole-send, as a share."""
-    pairs = zip(measured.by_mode["layerwise"], measured.by_mode["whole"], strict=True)
-    return [ours.first_decode_s / theirs.first_decode_s - 1 for ours, theirs in pairs]
+def _late(measured: Measured) -> float:
+    """How much later decode's own first token came than with whole-send, as a share.
+
+    Of the lower quartiles: whatever else runs on the machine only ever makes a run longer, and by far more than this.
+    """
+    layerwise, whole = (_lower_quartile(measured.first_decode_s(mode)) for mode in ("layerwise", "whole"))
+    return layerwise / whole - 1
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=4, method="inclusive")[0]
 
 
 def _add_bars(
-    case: Case, measured: Measured, excess: list[float], hidden: float, late: list[float], report: Report
+    case: Case, measured: Measured, excess: list[float], hidden: float, late: float, report: Report
 ) -> None:
     bars, name = report.bars, case.name
     limit_ms = MAX_EXCESS_MS
@@ -264,9 +276,7 @@ def _add_bars(
         bars.append(at_least(f"share hidden, {name}", 100 * hidden, "%", 97 if case.ratio else 90))
     if case.model is None:
         bars.append(at_most(f"CPU of the push, {name}", 100 * measured.cpu_share, "%", 100 * MAX_CPU_SHARE))
-    bars.append(
-        at_most(f"first decode later, {name}", 100 * statistics.median(late), "%", 100 * MAX_LATE_SHARE)
-    )
+    bars.append(at_most(f"first decode later, {name}", 100 * late, "%", 100 * MAX_LATE_SHARE))
     bars.append(at_least(f"runs that decode as prefill itself would, {name}", 100 * measured.right, "%", 90))
 
 
