@@ -21,9 +21,15 @@ from rig.report import Bar, Report, at_least, at_most, finish, new_report
 from rig.routing_outcome import Outcome, oracle_hit_share, summarize
 from rig.routing_rules import OTHER_RULES
 from rig.shared_prefix import SharedPrefix, serve_shared_prefix
-from rig.traces import CONVERSATION_TICK_S, TraceRequest, compress_arrivals, read_mooncake, spread_arrivals
 
 from dynrt.planner.cost import UNCACHED_EXTRA
+from dynrt.planner.traces import (
+    CONVERSATION_TICK_S,
+    TraceRequest,
+    compress_arrivals,
+    read_mooncake,
+    spread_arrivals,
+)
 
 OURS = "dynrt"
 RECORDED_WORKERS = 4  # the fleet that a trace's own pace suits; larger ones get it as many times faster

@@ -17,7 +17,7 @@ class Cache(Protocol):
         """How many leading ones of these blocks it holds."""
 
 
-class Blind:
+class Router:
     """What all rules have in common: they are told everything and by default note nothing."""
 
     def __init__(self, caches: Sequence[Cache], random: Random) -> None:
@@ -49,21 +49,21 @@ class Blind:
         return [request.prompt_tokens - cache.match(usable) * request.block_tokens for cache in self.caches]
 
 
-class RoundRobin(Blind):
+class RoundRobin(Router):
     """One after the other."""
 
     def choose(self, request: TraceRequest, now: float) -> int:
         return request.number % self.num_workers
 
 
-class AnyWorker(Blind):
+class AnyWorker(Router):
     """By lot."""
 
     def choose(self, request: TraceRequest, now: float) -> int:
         return self.random.randrange(self.num_workers)
 
 
-class LeastLoaded(Blind):
+class LeastLoaded(Router):
     """The worker with the fewest open requests."""
 
     def __init__(self, caches: Sequence[Cache], random: Random) -> None:
@@ -94,9 +94,7 @@ class CacheAware(LeastLoaded):
 
     def __init__(self, caches: Sequence[Cache], random: Random) -> None:
         super().__init__(caches, random)
-        self.sent: list[set[int]] = [
-            set() for _ in caches
-        ]  # never evicted: their bound lies above these traces
+        self.sent: list[set[int]] = [set() for _ in caches]  # their bound lies above what traces hold
 
     def choose(self, request: TraceRequest, now: float) -> int:
         worker = self.take(self._pick(request.full_blocks))
@@ -113,7 +111,7 @@ class CacheAware(LeastLoaded):
         return min(range(self.num_workers), key=lambda worker: len(self.sent[worker]))
 
 
-class KvFormula(Blind):
+class KvFormula(Router):
     """Dynamo's published cost, in blocks: `scale` × (prompt tokens to be computed there, these included) + distinct
     blocks that open requests hold there, these included.
     """
@@ -150,7 +148,7 @@ class KvFormula(Blind):
                 del active[block]
 
 
-class WaitingPlusUncached(Blind):
+class WaitingPlusUncached(Router):
     """Prompt tokens to be computed there before it + `factor` × its own uncached ones."""
 
     def __init__(self, caches: Sequence[Cache], random: Random, factor: float) -> None:
@@ -172,7 +170,7 @@ class WaitingPlusUncached(Blind):
         self.waiting[worker] -= self.counted.pop(request.number)
 
 
-RULES: dict[str, Callable[[Sequence[Cache], Random], Blind]] = {
+RULES: dict[str, Callable[[Sequence[Cache], Random], Router]] = {
     "round-robin": RoundRobin,
     "random": AnyWorker,
     "least-loaded": LeastLoaded,

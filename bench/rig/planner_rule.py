@@ -13,9 +13,9 @@ from dynrt.planner.cost import UNCACHED_EXTRA
 from dynrt.planner.events import BlocksRemoved, BlocksStored, CacheEvent, CacheEvents
 from dynrt.planner.plan import Plan, PlanRequest, WorkerFacts
 from dynrt.planner.planner import Planner
+from dynrt.planner.traces import BLOCK_TOKENS, TraceRequest, block_token_ids
 from dynrt.runtime.messages import EngineLoad, StepTiming
 from rig.prefill_fleet import CacheChange, FleetShape, Step
-from rig.traces import BLOCK_TOKENS, TraceRequest, block_token_ids
 
 DECODE = "decode"
 LONGEST_CONTEXT = 2**20  # tokens

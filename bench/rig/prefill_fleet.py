@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from rig.traces import TraceRequest
+from dynrt.planner.traces import TraceRequest
 
 
 class FleetShape(msgspec.Struct, frozen=True):

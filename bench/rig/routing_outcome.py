@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from dynrt.planner.traces import TraceRequest
 from rig.prefill_fleet import BlockCache, FleetShape, Served
-from rig.traces import TraceRequest
 
 
 def oracle_hit_share(requests: Sequence[TraceRequest], num_blocks: int) -> float:

@@ -1,174 +1,40 @@
-"""Rules by which routers choose a prefill worker: dynrt's planner, and others written from their descriptions."""
+"""Other routers' rules as rules of the simulated fleet, whose caches they see exact and at once."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
+from dynrt.planner.routing_rules import RULES, Cache, Router
+from dynrt.planner.traces import TraceRequest
 from rig.prefill_fleet import BlockCache, CacheChange, Rule, Step
-from rig.traces import TraceRequest
 
 
-class Router:
-    """What the rules below have in common: a look into the caches, a lot for ties, and notes of nothing."""
+class OtherRule:
+    """A Rule: tells a router what it wants to know."""
 
-    def __init__(self, caches: Sequence[BlockCache], random: Random) -> None:
-        self.caches = caches  # exact and at once: better than any router's events
-        self.random = random
-
-    @property
-    def num_workers(self) -> int:
-        return len(self.caches)
+    def __init__(
+        self,
+        make_router: Callable[[Sequence[Cache], Random], Router],
+        caches: Sequence[BlockCache],
+        random: Random,
+    ) -> None:
+        self._router = make_router(caches, random)
 
     def choose(self, request: TraceRequest, now: float) -> int:
-        raise NotImplementedError
+        return self._router.choose(request, now)
 
     def stepped(self, worker: int, step: Step, now: float) -> None:
-        pass
+        pass  # none of them goes by the time that steps take
 
     def prefilled(self, request: TraceRequest, worker: int, change: CacheChange) -> None:
-        pass
+        self._router.prefilled(request, worker)
 
     def finished(self, request: TraceRequest, worker: int) -> None:
-        pass
-
-    def cheapest(self, costs: Sequence[float]) -> int:
-        """Ties are broken by lot."""
-        limit = min(costs) + 1e-9
-        return self.random.choice([worker for worker, cost in enumerate(costs) if cost <= limit])
-
-    def uncached_tokens(self, request: TraceRequest) -> list[int]:
-        """By worker."""
-        usable = request.block_ids[: request.usable_blocks]
-        return [request.prompt_tokens - cache.match(usable) * request.block_tokens for cache in self.caches]
-
-
-class RoundRobin(Router):
-    def choose(self, request: TraceRequest, now: float) -> int:
-        return request.number % self.num_workers
-
-
-class AnyWorker(Router):
-    def choose(self, request: TraceRequest, now: float) -> int:
-        return self.random.randrange(self.num_workers)
-
-
-class LeastLoaded(Router):
-    """The worker with the fewest open requests."""
-
-    def __init__(self, caches: Sequence[BlockCache], random: Random) -> None:
-        super().__init__(caches, random)
-        self.open = [0] * self.num_workers
-
-    def choose(self, request: TraceRequest, now: float) -> int:
-        return self.take(self.cheapest(self.open))
-
-    def take(self, worker: int) -> int:
-        self.open[worker] += 1
-        return worker
-
-    def finished(self, request: TraceRequest, worker: int) -> None:
-        self.open[worker] -= 1
-
-
-class CacheAware(LeastLoaded):
-    """`cache_aware` of vllm-router and sglang-router, with their default thresholds.
-
-    A worker's cache is guessed from what was sent there. While loads are balanced: the longest match if it covers
-    more than 0.3 of the prompt, else the smallest cache; otherwise the least loaded worker.
-    """
-
-    LEAST_MATCH = 0.3
-    IMBALANCE_REQUESTS = 64
-    IMBALANCE_RATIO = 1.5
-
-    def __init__(self, caches: Sequence[BlockCache], random: Random) -> None:
-        super().__init__(caches, random)
-        self.sent = [BlockCache(2**40) for _ in caches]  # their bound lies above what these traces hold
-
-    def choose(self, request: TraceRequest, now: float) -> int:
-        worker = self.take(self._pick(request.full_blocks))
-        self.sent[worker].store(request.full_blocks)
-        return worker
-
-    def _pick(self, blocks: list[int]) -> int:
-        most, least = max(self.open), min(self.open)
-        if most - least > self.IMBALANCE_REQUESTS and most > self.IMBALANCE_RATIO * least:
-            return self.open.index(least)
-        matches = [sent.match(blocks) for sent in self.sent]
-        if max(matches) > self.LEAST_MATCH * len(blocks):
-            return matches.index(max(matches))
-        return min(range(self.num_workers), key=lambda worker: len(self.sent[worker]))
-
-
-class KvFormula(Router):
-    """Dynamo's published cost, in blocks: `scale` × (prompt tokens to be computed there, these included) + distinct
-    blocks that open requests hold there, these included.
-    """
-
-    def __init__(self, caches: Sequence[BlockCache], random: Random, scale: float = 1.0) -> None:
-        super().__init__(caches, random)
-        self.scale = scale
-        self.to_compute = [0] * self.num_workers
-        self.counted: dict[int, int] = {}  # tokens, by request
-        self.active: list[Counter[int]] = [Counter() for _ in caches]
-
-    def choose(self, request: TraceRequest, now: float) -> int:
-        uncached = self.uncached_tokens(request)
-        costs = [
-            self.scale * (waiting + own) / request.block_tokens
-            + len(active)
-            + sum(block not in active for block in request.block_ids)
-            for waiting, own, active in zip(self.to_compute, uncached, self.active, strict=True)
-        ]
-        worker = self.cheapest(costs)
-        self.counted[request.number] = uncached[worker]
-        self.to_compute[worker] += uncached[worker]
-        self.active[worker].update(request.block_ids)
-        return worker
-
-    def prefilled(self, request: TraceRequest, worker: int, change: CacheChange) -> None:
-        self.to_compute[worker] -= self.counted.pop(request.number)
-
-    def finished(self, request: TraceRequest, worker: int) -> None:
-        active = self.active[worker]
-        for block in request.block_ids:
-            active[block] -= 1
-            if not active[block]:
-                del active[block]
-
-
-class WaitingPlusUncached(Router):
-    """Prompt tokens to be computed there before it + `factor` × its own uncached ones."""
-
-    def __init__(self, caches: Sequence[BlockCache], random: Random, factor: float) -> None:
-        super().__init__(caches, random)
-        self.factor = factor
-        self.waiting = [0] * self.num_workers
-        self.counted: dict[int, int] = {}  # tokens, by request
-
-    def choose(self, request: TraceRequest, now: float) -> int:
-        uncached = self.uncached_tokens(request)
-        worker = self.cheapest(
-            [waiting + self.factor * own for waiting, own in zip(self.waiting, uncached, strict=True)]
-        )
-        self.counted[request.number] = uncached[worker]
-        self.waiting[worker] += uncached[worker]
-        return worker
-
-    def prefilled(self, request: TraceRequest, worker: int, change: CacheChange) -> None:
-        self.waiting[worker] -= self.counted.pop(request.number)
+        self._router.finished(request, worker)
 
 
 OTHER_RULES: dict[str, Callable[[Sequence[BlockCache], Random], Rule]] = {
-    "round-robin": RoundRobin,
-    "random": AnyWorker,
-    "least-loaded": LeastLoaded,
-    "cache-aware": CacheAware,
-    "kv-formula": KvFormula,
-    "kv-formula-16": lambda caches, random: KvFormula(caches, random, scale=16),
-    "ttft-a1": lambda caches, random: WaitingPlusUncached(caches, random, 1),
-    "ttft-a2": lambda caches, random: WaitingPlusUncached(caches, random, 2),
-    "ttft-a8": lambda caches, random: WaitingPlusUncached(caches, random, 8),
+    name: partial(OtherRule, make_router) for name, make_router in RULES.items()
 }

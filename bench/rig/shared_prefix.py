@@ -6,9 +6,9 @@ from random import Random
 
 import msgspec
 
+from dynrt.planner.traces import TraceRequest
 from rig.planner_rule import PlannerRule
 from rig.prefill_fleet import FleetShape, PrefillFleet
-from rig.traces import TraceRequest
 
 
 class SharedPrefix(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from random import Random
 from dynrt.planner.candidates import Candidate, best_remote
 from dynrt.planner.plan import Choice, NoPlan, Plan, PlanRequest
 from dynrt.planner.planner import Planner
-from dynrt.planner.routing_rules import RULES, Blind
+from dynrt.planner.routing_rules import RULES, Router
 from dynrt.planner.traces import TOKEN_BYTES, TraceRequest
 
 OURS = "planner"
@@ -35,7 +35,7 @@ class RulePlanner(Planner):
         super().__init__(random)
         self._make_rule = RULES[rule]
         self._name = rule
-        self._rule: Blind | None = None
+        self._rule: Router | None = None
         self._caches: list[_SeenCache] = []
         self._placed: dict[bytes, tuple[TraceRequest, int]] = {}  # requests that are open, and where they are
         self._prefilling: set[bytes] = set()

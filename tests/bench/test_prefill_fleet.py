@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rig.planner_rule import PlannerRule
 from rig.prefill_fleet import BlockCache, CacheChange, FleetShape, PrefillFleet, Step
 from rig.routing_outcome import oracle_hit_share, summarize
-from rig.routing_rules import OTHER_RULES, Router
+from rig.routing_rules import OTHER_RULES
 from rig.shared_prefix import SharedPrefix, serve_shared_prefix
-from rig.traces import TraceRequest
 
 from dynrt.planner.plan import Plan
+from dynrt.planner.traces import TraceRequest
 
 SHAPE = FleetShape(2, blocks_per_worker=6, prefill_tokens_per_s=10.0, token_interval_s=0.1, step_tokens=8)
 PATHS = {(0,): 1, (0, 1): 2, (0, 2): 3, (0, 1, 1): 4, (0, 1, 2): 5, (0, 2, 1): 6, (1,): 7, (1, 1): 8}
@@ -24,11 +24,10 @@ def ask(number: int, at: float, tokens: int, block_ids: list[int], output_tokens
     return TraceRequest(number, at, tokens, output_tokens, block_ids, block_tokens=4)
 
 
-class ToFirst(Router):
+class ToFirst:
     """Sends all to worker 0 and keeps what it is told."""
 
-    def __init__(self, fleet: PrefillFleet) -> None:
-        super().__init__(fleet.caches, Random(1))
+    def __init__(self) -> None:
         self.steps: list[tuple[float, Step]] = []
         self.told: list[str] = []
 
@@ -48,7 +47,7 @@ class ToFirst(Router):
 def test_a_worker_serves_in_order_and_computes_what_its_cache_lacks() -> None:
     fleet = PrefillFleet(SHAPE)
     requests = [ask(0, 0.0, 10, [1, 2, 3]), ask(1, 0.5, 12, [1, 2, 4])]
-    first, second = fleet.run(requests, ToFirst(fleet))
+    first, second = fleet.run(requests, ToFirst())
     assert (first.hit_tokens, first.ttft_s) == (0, pytest.approx(1.0))
     assert (second.hit_tokens, second.began_at) == (8, pytest.approx(1.0))
     assert second.ttft_s == pytest.approx(0.5 + 0.4)
@@ -56,13 +55,13 @@ def test_a_worker_serves_in_order_and_computes_what_its_cache_lacks() -> None:
 
 def test_a_prompt_that_is_held_in_full_still_computes_its_last_block() -> None:
     fleet = PrefillFleet(SHAPE)
-    _, again = fleet.run([ask(0, 0.0, 8, [1, 2]), ask(1, 5.0, 8, [1, 2])], ToFirst(fleet))
+    _, again = fleet.run([ask(0, 0.0, 8, [1, 2]), ask(1, 5.0, 8, [1, 2])], ToFirst())
     assert (again.hit_tokens, again.ttft_s) == (4, pytest.approx(0.4))
 
 
 def test_rules_are_told_of_steps_with_waiting_prompts_in_full() -> None:
     fleet = PrefillFleet(SHAPE)
-    rule = ToFirst(fleet)
+    rule = ToFirst()
     fleet.run([ask(0, 0.0, 10, [1, 2, 3], output_tokens=30), ask(1, 0.5, 12, [1, 2, 4])], rule)
     assert [(round(now, 6), step.prefill_tokens, step.waiting_tokens) for now, step in rule.steps] == [
         (0.8, 8, 2 + 12),
@@ -165,7 +164,7 @@ def test_shared_prompts_are_computed_once_per_worker() -> None:
 
 def test_a_summary_counts_hits_balance_and_waits() -> None:
     fleet = PrefillFleet(SHAPE)
-    served = fleet.run([ask(0, 0.0, 10, [1, 2, 3]), ask(1, 0.5, 12, [1, 2, 4])], ToFirst(fleet))
+    served = fleet.run([ask(0, 0.0, 10, [1, 2, 3]), ask(1, 0.5, 12, [1, 2, 4])], ToFirst())
     outcome = summarize(served, SHAPE)
     assert outcome.hit_share == pytest.approx(8 / 22)
     assert outcome.requests_max_over_mean == outcome.minute_max_over_mean == 2.0

@@ -29,8 +29,12 @@ ARROWS = {
     "engines": ("engines", "transfer", "planner.events", *ENGINE_SIDE_OF_RUNTIME),
     "runtime": ("runtime", "planner", "transfer", *RUNTIME_SIDE_OF_ENGINES),
 }
-# The one command of the project is also what an engine process starts with.
-ARROWS_OF_THE_COMMAND = {"runtime/cli.py": ("engines.lifeline", "engines.main")}
+ARROWS_OF_FILES = {
+    # The one command of the project is also what an engine process starts with.
+    "runtime/cli.py": ("engines.lifeline", "engines.main"),
+    # A replay's engines are objects in the runtime's own process.
+    "runtime/replay/": ("engines.sim",),
+}
 # Libraries that are imported in one place only.
 HOMES = {"torch": "engines/native/", "vllm": "engines/vllm/", "nixl": "transfer/nixl_agent.py"}
 HEAVY = ("torch", "vllm", "nixl", "nixl_cu12", "nixl_cu13", "numpy")
@@ -60,7 +64,8 @@ def is_within(name: str, module: str) -> bool:
 
 
 def is_arrow(name: str, file: str) -> bool:
-    allowed = ARROWS[file.split("/")[0]] + ARROWS_OF_THE_COMMAND.get(file, ())
+    own = [modules for start, modules in ARROWS_OF_FILES.items() if file.startswith(start)]
+    allowed = sum(own, ARROWS[file.split("/")[0]])
     return any(is_within(name, f"dynrt.{module}") for module in allowed)
 
 

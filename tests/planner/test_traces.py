@@ -6,7 +6,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from rig.traces import TraceRequest, block_token_ids, compress_arrivals, read_mooncake, spread_arrivals
+
+from dynrt.planner.traces import (
+    TraceRequest,
+    block_token_ids,
+    compress_arrivals,
+    read_mooncake,
+    spread_arrivals,
+)
 
 TWO_LINES = """\
 {"timestamp": 0, "input_length": 1100, "output_length": 52, "hash_ids": [0, 1, 2]}
