@@ -1,4 +1,4 @@
-"""Mooncake's trace format, its arrivals and the prompts made from it."""
+"""Trace formats, arrivals, and the prompts made up for them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from random import Random
 import pytest
 
 from dynrt.planner.traces import (
+    VOCAB_SIZE,
     TraceRequest,
     block_token_ids,
     compress_arrivals,
+    has_ticks,
     read_mooncake,
+    read_trace,
     spread_arrivals,
 )
+from dynrt.runtime.messages import unpack_ids
 
 TWO_LINES = """\
 {"timestamp": 0, "input_length": 1100, "output_length": 52, "hash_ids": [0, 1, 2]}
@@ -80,3 +84,47 @@ def test_arrivals_are_spread_over_their_tick_in_the_trace_s_order() -> None:
 
 def test_compressed_arrivals_keep_their_order_and_proportions() -> None:
     assert [request.arrival_s for request in compress_arrivals(arriving(0.0, 1.0, 4.0), 2.0)] == [0, 0.5, 2]
+
+
+AZURE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,600,109
+"""
+
+
+def test_rows_of_azure_become_requests_that_share_nothing(tmp_path: Path) -> None:
+    first, second = read_trace(write(tmp_path, AZURE))
+    assert (first.number, first.arrival_s, first.prompt_tokens, first.output_tokens) == (0, 0.0, 374, 44)
+    assert second.arrival_s == pytest.approx(4.314579)
+    assert len(second.block_ids) == 2
+    assert not set(first.block_ids) & set(second.block_ids)
+
+
+def test_the_format_is_told_by_how_a_file_begins(tmp_path: Path) -> None:
+    assert len(read_trace(write(tmp_path, TWO_LINES))) == 2
+    with pytest.raises(ValueError, match=r"begins with .*some text.*TIMESTAMP"):
+        read_trace(write(tmp_path, "some text"))
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("2023-11-16 18:15:46.68,many,44", "line 4: .*many"),
+        ("yesterday,374,44", "line 4: .*yesterday"),
+        ("2023-11-16 18:15:46.68,374", "line 4: .*expected TIMESTAMP"),
+        ("2023-11-16 18:15:46.68,0,44", "line 4: 0 prompt tokens"),
+    ],
+)
+def test_a_broken_row_is_named(tmp_path: Path, row: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read_trace(write(tmp_path, AZURE + row + "\n"))
+
+
+def test_ticks_are_seen_where_most_arrivals_coincide() -> None:
+    assert has_ticks(arriving(0.0, 0.0, 0.0, 3.0, 3.0))
+    assert not has_ticks(arriving(0.0, 0.1, 0.1, 3.0))
+
+
+def test_made_up_tokens_fit_the_vocabulary() -> None:
+    assert max(unpack_ids(block_token_ids(range(20), 64))) < VOCAB_SIZE
