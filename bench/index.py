@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from rig.index_sides import PEER_REQUIREMENT, Matches, OurIndex, PeerIndex, peer_python
@@ -29,7 +29,7 @@ PEER_LOOK_UP_SHARE = 0.75
 PEER_REQUEST_SHARE = 0.5
 PROMPTS_A_BATCH = 40
 EVENTS_A_BATCH = 2000
-STEPS_A_BATCH = 50
+STEPS_A_BATCH = 8  # so few that their lists of ids stay in the CPU's cache, as fresh ones would
 KINDS = {"to the end": 256, "system prompt": 64, "nothing": 0}  # what a look-up of 256 blocks finds
 TRACE_WORKERS = (4, 8)
 TRACE_BLOCKS_PER_WORKER = 5000
@@ -59,6 +59,7 @@ def main() -> int:
     )
     parser.add_argument("--no-peer", action="store_true", help="without Dynamo's index")
     arguments = parser.parse_args()
+    gc.disable()  # nothing here makes cycles, and a collection would fall on some batch
     size = QUICK if arguments.quick else FULL
     report = new_report("index")
     peer = "not asked for" if arguments.no_peer else peer_python()
@@ -167,11 +168,9 @@ def _bench_memory(size: Size, report: Report) -> None:
     """What is allocated beside the tokens, with the index's own estimate."""
     workload = SharedPrompts(size.blocks // 5, 8, BLOCK_SIZE, Random(7))
     messages = OurIndex(8, BLOCK_SIZE).messages(workload.events())
-    gc.collect()
     tracemalloc.start()
     ours = OurIndex(8, BLOCK_SIZE)
     ours.take_in(messages)
-    gc.collect()
     allocated, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     token_bytes = workload.num_blocks * BLOCK_SIZE * 4
@@ -190,31 +189,44 @@ def _bench_trace(path: Path, num_workers: int, size: Size, python: Path | None, 
     requests = read_mooncake(path)[: size.requests]
     steps = trace_steps(requests, num_workers, TRACE_BLOCKS_PER_WORKER)
     ours = OurIndex(num_workers, BLOCK_TOKENS)
-    case: dict[str, object] = {"case": f"{path.name}, {num_workers} workers", "requests": len(requests)}
+    name = f"{path.name}, {num_workers} workers"
     if python is None:
-        case["request_us"] = spread(
-            [US * ours.serve(batch)[0] / len(batch) for batch in _batches(steps, STEPS_A_BATCH)]
-        )
+        costs = [_serve(batch, ours, None) for batch in _batches(steps, STEPS_A_BATCH)]
     else:
         with PeerIndex(python, BLOCK_TOKENS) as peer:
-            _measure_trace(steps, ours, peer, case, report)
+            costs = [_serve(batch, ours, peer) for batch in _batches(steps, STEPS_A_BATCH)]
+    case: dict[str, object] = {"case": name, "requests": len(requests)}
+    case |= {field: spread([getattr(cost, field) for cost in costs]) for field in _Cost._fields}
+    if python is not None:
+        _add_shares(_Cost(*map(sum, zip(*costs, strict=True))), name, case, report)
     report.cases.append(case)
 
 
-def _measure_trace(
-    steps: Iterator[Step], ours: OurIndex, peer: PeerIndex, case: dict[str, object], report: Report
-) -> None:
-    our_us, peer_us = [], []
-    for batch in _batches(steps, STEPS_A_BATCH):
-        our_s, our_matches = ours.serve(batch)
-        peer_s, peer_matches = peer.serve(batch)
+class _Cost(NamedTuple):
+    """µs of CPU a request, of one batch."""
+
+    request_us: float  # from a list of ids
+    packing_us: float  # the share of it that packs the list
+    peer_request_us: float
+    peer_event_hashing_us: float  # comes on top
+
+
+def _serve(batch: list[Step], ours: OurIndex, peer: PeerIndex | None) -> _Cost:
+    our_s, packing_s, our_matches = ours.serve(batch)
+    peer_s = hashing_s = 0.0
+    if peer is not None:
+        peer_s, hashing_s, peer_matches = peer.serve(batch)
         assert our_matches == peer_matches, "the indexes disagree"
-        our_us.append(US * our_s / len(batch))
-        peer_us.append(US * peer_s / len(batch))
-    shares = [our / peer for our, peer in zip(our_us, peer_us, strict=True)]
-    case |= {"request_us": spread(our_us), "peer_request_us": spread(peer_us), "share": spread(shares)}
-    share = sum(our_us) / sum(peer_us)
-    report.bars.append(at_most(f"of the peer's CPU a request, {case['case']}", share, "", PEER_REQUEST_SHARE))
+    return _Cost(*(US * cpu_s / len(batch) for cpu_s in (our_s, packing_s, peer_s, hashing_s)))
+
+
+def _add_shares(total: _Cost, name: str, case: dict[str, object], report: Report) -> None:
+    """Both sides start from token ids, of prompts as of stored blocks: ours come packed, as engines send them."""
+    peer_us = total.peer_request_us + total.peer_event_hashing_us
+    case["share_if_its_events_came_hashed"] = total.request_us / total.peer_request_us
+    case["share_from_packed_prompts"] = (total.request_us - total.packing_us) / total.peer_request_us
+    share = total.request_us / peer_us
+    report.bars.append(at_most(f"of the peer's CPU a request, {name}", share, "", PEER_REQUEST_SHARE))
 
 
 def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

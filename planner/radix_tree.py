@@ -7,7 +7,7 @@ dictionary access, one memcmp and a few operations on int bit masks per edge, wh
 from __future__ import annotations
 
 from dynrt.planner.edge import Bits, Blocks, Edge
-from dynrt.planner.index_memory import CHILDREN_BYTES, IndexMemory, edge_bytes
+from dynrt.planner.index_memory import CHILDREN_BYTES, RECORD_BYTES, IndexMemory, edge_bytes
 
 
 class RadixTree:
@@ -104,14 +104,14 @@ class RadixTree:
             edge = edge.parent
 
     def _hold(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
-        before = self._bytes(edge)
+        records = edge.num_records
         edge.hold(bit, blocks)
-        self._memory.grow(self._bytes(edge) - before)
+        self._memory.grow(RECORD_BYTES * (edge.num_records - records))
 
     def _drop(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
-        before = self._bytes(edge)
+        records = edge.num_records
         edge.drop(bit, blocks)
-        self._memory.grow(self._bytes(edge) - before)
+        self._memory.grow(RECORD_BYTES * (edge.num_records - records))
 
     def _bytes(self, edge: Edge) -> int:
         return edge_bytes(edge, self.block_bytes)

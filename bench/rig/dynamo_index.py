@@ -1,7 +1,8 @@
 """The peer: ai-dynamo-runtime's RadixTree with its block hashing, in a process of its own environment.
 
-Runs without dynrt: reads pickled (command, argument) from stdin and answers on stdout. What a client of the tree
-has to do for a look-up (hashing token ids, asking) is timed; making events is not, applying them is.
+Runs without dynrt: reads pickled (command, argument) from stdin and answers on stdout. For a look-up, hashing the
+token ids and asking are timed. Of an event, hashing its token ids and applying it are timed, each for itself, and
+making its JSON is not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Peer:
 
     def apply(self, events):
         """CPU seconds."""
-        made = [self._event(*event) for event in events]
+        _, made = self._made(events)
         return timed(lambda: self._apply(made))[0]
 
     def look_up(self, prompts):
@@ -36,19 +37,22 @@ class Peer:
         return cpu_s, [by_worker(found) for found in scores]
 
     def serve(self, steps):
-        """The same for look-ups with the events that follow each."""
-        made = [(as_list(prompt), [self._event(*event) for event in events]) for prompt, events in steps]
+        """The same for look-ups with the events that follow each; and CPU seconds for hashing the events' ids."""
+        lists = [as_list(prompt) for prompt, _ in steps]
+        hashing_s, made = self._made([event for _, events in steps for event in events])
+        following = iter(made)
+        batches = [[next(following) for _ in events] for _, events in steps]
 
         def run():
             scores = []
-            for ids, events in made:
+            for ids, events in zip(lists, batches, strict=True):
                 scores.append(self._find(ids))
                 self._apply_all(events)
             self._settle()
             return scores
 
         cpu_s, scores = timed(run)
-        return cpu_s, [by_worker(found) for found in scores]
+        return cpu_s, hashing_s, [by_worker(found) for found in scores]
 
     def _find(self, ids):
         return self.tree.find_matches(compute_block_hash_for_seq(ids, self.block_size)).scores
@@ -65,16 +69,22 @@ class Peer:
         """Events are applied by a thread; whoever asks comes behind them."""
         self.tree.find_matches([1])
 
-    def _event(self, worker, parent, ids, tokens):
+    def _made(self, events):
+        """CPU seconds for hashing their token ids, and the events as the tree takes them."""
+        lists = [as_list(tokens or b"") for _, _, _, tokens in events]
+        cpu_s, hashes = timed(lambda: [compute_block_hash_for_seq(ids, self.block_size) for ids in lists])
+        return cpu_s, [self._json(event, own) for event, own in zip(events, hashes, strict=True)]
+
+    def _json(self, event, hashes):
+        worker, parent, ids, tokens = event
         self.next_event += 1
         if tokens is None:
             data = {"removed": {"block_hashes": ids}}
         else:
-            hashes = compute_block_hash_for_seq(as_list(tokens), self.block_size)
             blocks = [{"block_hash": i, "tokens_hash": h} for i, h in zip(ids, hashes, strict=True)]
             data = {"stored": {"parent_hash": parent or None, "blocks": blocks}}
-        event = {"event_id": self.next_event, "dp_rank": 0, "data": data}
-        return worker, json.dumps(event, separators=(",", ":")).encode()
+        message = {"event_id": self.next_event, "dp_rank": 0, "data": data}
+        return worker, json.dumps(message, separators=(",", ":")).encode()
 
 
 def as_list(tokens):
@@ -87,16 +97,13 @@ def by_worker(scores):
 
 def timed(run):
     """CPU seconds of the process, the tree's thread included, and the result."""
-    gc.collect()
-    gc.disable()
     began = time.process_time()
     result = run()
-    cpu_s = time.process_time() - began
-    gc.enable()
-    return cpu_s, result
+    return time.process_time() - began, result
 
 
 def main():
+    gc.disable()  # as the other side does
     peer = None
     while True:
         try:
