@@ -34,7 +34,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def _jump(self, wait_s: float | None) -> None:
-        """To the next timer, which is due in `wait_s`; None: there is none."""
+        """To the next timer, which is due in `wait_s`; None: there is none. A callback that failed ends it all."""
+        if self.failures:
+            raise self.failures[0]
         if wait_s is None:
             waiting = sorted(task.get_name() for task in asyncio.all_tasks(self))
             raise DeadlockError(

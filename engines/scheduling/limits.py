@@ -13,7 +13,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     """What the model can take, and how much of it one step may compute."""
 
     context_length: int
-    vocab_size: int
+    vocab_size: int | None  # None: token ids were looked at before
     eos_token_ids: frozenset[int]
     max_batch_tokens: int
     max_batch_requests: int
@@ -63,7 +63,9 @@ def _count_kv_tokens(request: EngineRequest) -> int:
     return len(request.prompt_ids) + request.sampling.max_tokens - 1
 
 
-def _find_foreign_id(request: EngineRequest, vocab_size: int) -> int | None:
+def _find_foreign_id(request: EngineRequest, vocab_size: int | None) -> int | None:
+    if vocab_size is None:
+        return None
     for token_ids in (request.prompt_ids, request.output_ids):
         for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < vocab_size:

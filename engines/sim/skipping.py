@@ -7,6 +7,7 @@ A stretch of skipped steps is one StepOutput, whose timing is that of its last s
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -19,17 +20,17 @@ from dynrt.engines.sim.text_limits import TextLimits
 from dynrt.engines.sim.timed import TimedCore, TimedStep, num_kv_blocks
 from dynrt.transfer.layout import DTYPE_BYTES, KvGeometry
 
-LONGEST_STRETCH = 64  # steps: news of a worker is never older
+LONGEST_STRETCH = 128  # steps: news of a worker is never older
 TOKEN_ID = 0  # the one that it samples
 _DTYPE = "bfloat16"
 
 
 class Stretch(msgspec.Struct):
-    """Uneventful steps under way: `ends_at` of each, `work` of the first."""
+    """Uneventful steps under way: when each of them ends, and its work."""
 
     started_at: float
     ends: list[float]
-    work: StepWork
+    works: list[StepWork]
 
     @property
     def ends_at(self) -> float:
@@ -38,10 +39,6 @@ class Stretch(msgspec.Struct):
     def cut(self, now: float) -> None:
         """Something came up: the step that runs at `now` is the last one."""
         del self.ends[bisect_left(self.ends, now) + 1 :]
-
-    def work_of(self, step: int) -> StepWork:
-        kv_tokens = self.work.decode_kv_tokens + step * self.work.decode_requests
-        return StepWork(0, 0, self.work.decode_requests, kv_tokens)
 
 
 class SkippingCore(TimedCore):
@@ -53,7 +50,7 @@ class SkippingCore(TimedCore):
         """`profile` instead of the one that `config` names."""
         profile = profile if profile is not None else find_profile(config.sim.profile)
         text_limits = TextLimits.from_dir(Path(config.model_dir))
-        super().__init__(config, _info(config, profile, text_limits), profile)
+        super().__init__(config, _info(config, profile, text_limits), profile, checks_ids=False)
         self._longest_stretch = longest_stretch
 
     def plan_stretch(self, now: float) -> Stretch | None:
@@ -61,19 +58,18 @@ class SkippingCore(TimedCore):
         count = min(self._scheduler.count_uneventful(), self._longest_stretch) if self._longest_stretch else 0
         if not count:
             return None
-        stretch = Stretch(now, [], StepWork(0, 0, *self._scheduler.decode_work()))
-        for step in range(count):
-            now += self._step_s(stretch.work_of(step))
-            stretch.ends.append(now)
-        return stretch
+        requests, kv_tokens = self._scheduler.decode_work()
+        last_kv_tokens = kv_tokens + count * requests
+        works = [StepWork(0, 0, requests, tokens) for tokens in range(kv_tokens, last_kv_tokens, requests)]
+        _, *ends = accumulate(map(self._step_s, works), initial=now)
+        return Stretch(now, ends, works)
 
     def finish_stretch(self, stretch: Stretch) -> StepOutput:
         """All its steps, as many as it was not cut off from, have ended."""
         count = len(stretch.ends)
         self._scheduler.skip(count, TOKEN_ID)
         last_began = stretch.ends[-2] if count > 1 else stretch.started_at
-        work = stretch.work_of(count - 1)
-        timing = work.timing(stretch.ends_at - last_began, ended_at=stretch.ends_at)
+        timing = stretch.works[count - 1].timing(stretch.ends_at - last_began, ended_at=stretch.ends_at)
         return StepOutput([], self._pool.take_events(), self.load(), timing)
 
     def finish_step(self, step: TimedStep, now: float) -> StepOutput:

@@ -50,14 +50,20 @@ class TimedStep(msgspec.Struct, frozen=True):
 class TimedCore:
     """Requests are handled as in engines.protocol.Engine; subclasses say how a step is planned and finished."""
 
-    def __init__(self, config: EngineConfig, info: EngineInfo, profile: Profile) -> None:
+    def __init__(
+        self, config: EngineConfig, info: EngineInfo, profile: Profile, *, checks_ids: bool = True
+    ) -> None:
+        """`checks_ids`: look at every token id of a request, which takes long where nothing is computed."""
         geometry = info.geometry[0]
         self.profile = profile
         self._info = info
         self._speedup = config.sim.speedup
         self._kv_capacity = geometry.num_blocks * geometry.block_size
         self._pool = BlockPool(geometry.num_blocks, geometry.block_size)
-        self._scheduler = Scheduler(limits_of(config, info), self._pool)
+        limits = limits_of(config, info)
+        if not checks_ids:
+            limits = msgspec.structs.replace(limits, vocab_size=None)
+        self._scheduler = Scheduler(limits, self._pool)
 
     @property
     def info(self) -> EngineInfo:
