@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from random import Random
 from typing import NamedTuple
 
@@ -115,8 +116,11 @@ class Planner:
         """False, once per gap: ask this worker for a snapshot."""
         return self._index.apply(worker_id, events)
 
-    def cache_snapshot(self, worker_id: str, snapshot: CacheSnapshot) -> bool:
-        """False: events after the snapshot are missing, ask for another."""
+    def cache_snapshot(self, worker_id: str, snapshot: CacheSnapshot) -> Generator[None, None, bool]:
+        """Returns False if events after the snapshot are missing: ask for another.
+
+        Yields after every small part of the work. Until it is done, the worker may be told nothing else.
+        """
         return self._index.restore(worker_id, snapshot)
 
     def step(self, worker_id: str, load: LoadReport, timing: StepTimes | None) -> None:

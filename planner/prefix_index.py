@@ -10,6 +10,7 @@ so does all that the worker stores below it, until the worker stores it anew or 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Generator
 from random import Random
 
 from dynrt.planner.block_runs import BlockRuns, Run, ascending_runs, key_ranges
@@ -125,8 +126,12 @@ class PrefixIndex:
         self._lose(worker).add(run)
         return False
 
-    def restore(self, name: str, snapshot: CacheSnapshot) -> bool:
-        """Replace what is known of a worker; an old snapshot changes nothing. False: as for `apply`."""
+    def restore(self, name: str, snapshot: CacheSnapshot) -> Generator[None, None, bool]:
+        """Replace what is known of a worker; an old snapshot changes nothing. Returns False as `apply` does.
+
+        A snapshot may be large: this yields after every small part of the work, and nothing else may be told of the
+        worker until it is done.
+        """
         worker = self._workers.get(name)
         if worker is None or (worker.early is None and snapshot.next_seq <= worker.next_seq):
             return True
@@ -134,11 +139,16 @@ class PrefixIndex:
         self._clear_blocks(worker)
         worker.early = None
         worker.next_seq = snapshot.next_seq
-        if not all(self._store(worker, stored) for stored in snapshot.stored):
-            self._lose(worker)
-            return False
-        complete = [self.apply(name, run) for run in early]  # behind another gap they are kept again
-        return all(complete)
+        for stored in snapshot.stored:
+            if not self._store(worker, stored):
+                self._lose(worker)
+                return False
+            yield
+        is_complete = True
+        for run in early:  # behind another gap they are kept again
+            is_complete &= self.apply(name, run)
+            yield
+        return is_complete
 
     def _apply_run(self, worker: _Worker, run: CacheEvents) -> bool:
         known = worker.next_seq - run.first_seq  # how many of these events were applied before

@@ -12,6 +12,9 @@ Message_contra = TypeVar("Message_contra", contravariant=True)
 Message = TypeVar("Message")
 
 
+TURN_S = 0.001  # a message more may be under way when it is over
+
+
 class Reference(Protocol[Message_contra]):
     """How anyone speaks to an actor, in this process or in another."""
 
@@ -55,10 +58,18 @@ class Actor(ABC, Generic[Message]):
         """Handle one message; the returned value answers an `ask`. A DynrtError refuses the asker, no more."""
 
     async def run(self) -> None:
-        """Until cancelled. An exception that is not a refusal ends the actor and reaches its owner."""
+        """Until cancelled. An exception that is not a refusal ends the actor and reaches its owner.
+
+        A full mailbox does not keep the loop: after each turn the others have theirs.
+        """
+        loop = asyncio.get_running_loop()
         while True:
             letter = await self._mailbox.get()
+            turn_ends_at = loop.time() + TURN_S
             await self._handle(letter)
+            while not self._mailbox.empty() and loop.time() < turn_ends_at:
+                await self._handle(self._mailbox.get_nowait())
+            await asyncio.sleep(0)
 
     def _put(self, letter: _Letter) -> None:
         try:

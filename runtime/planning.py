@@ -12,7 +12,7 @@ import msgspec
 from dynrt.planner.events import CacheEvents, CacheSnapshot
 from dynrt.planner.plan import NoPlan, Plan, PlanRequest, WorkerFacts
 from dynrt.planner.planner import Planner
-from dynrt.runtime.actor import Actor
+from dynrt.runtime.actor import TURN_S, Actor
 from dynrt.runtime.errors import ContextLengthError, NoWorkerError, OverloadedError
 from dynrt.runtime.messages import EngineLoad, Register, SnapshotRequest, StepTiming
 from dynrt.runtime.metrics import Metrics
@@ -126,7 +126,10 @@ class PlannerActor(Actor[PlannerMessage]):
     async def receive(self, message: PlannerMessage) -> Plan | None:
         if isinstance(message, PlanRequest):
             return self._plan(message)
-        self._note(message)
+        if isinstance(message, CacheSeen):
+            await self._note_cache(message.incarnation, message.news)
+        else:
+            self._note(message)
         return None
 
     def _note(self, message: PlannerMessage) -> None:
@@ -142,8 +145,6 @@ class PlannerActor(Actor[PlannerMessage]):
                 planner.pair_connected(prefill, decode)
             case PairDown(prefill, decode):
                 planner.pair_disconnected(prefill, decode)
-            case CacheSeen(incarnation, news):
-                self._note_cache(incarnation, news)
             case StepSeen(incarnation, load, timing):
                 planner.step(incarnation, load, timing)
             case Pushed(prefill, decode, kv_bytes, link_s):
@@ -162,16 +163,30 @@ class PlannerActor(Actor[PlannerMessage]):
         self._planner.worker_joined(_facts(register))
         self._snapshots.want(register.incarnation)
 
-    def _note_cache(self, incarnation: str, news: CacheEvents | CacheSnapshot) -> None:
+    async def _note_cache(self, incarnation: str, news: CacheEvents | CacheSnapshot) -> None:
         if incarnation not in self._workers:
             return
         if isinstance(news, CacheEvents):
             is_gapless = self._planner.cache_events(incarnation, news)
         else:
-            is_gapless = self._planner.cache_snapshot(incarnation, news)
+            is_gapless = await self._restore(incarnation, news)
         if not is_gapless:
             log.warning("cache events missing, asking for a snapshot", extra={"incarnation": incarnation})
             self._snapshots.want(incarnation)
+
+    async def _restore(self, incarnation: str, snapshot: CacheSnapshot) -> bool:
+        """In turns with the rest of the loop; the mailbox waits."""
+        loop = asyncio.get_running_loop()
+        turn_ends_at = loop.time() + TURN_S
+        steps = self._planner.cache_snapshot(incarnation, snapshot)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+            if loop.time() >= turn_ends_at:
+                await asyncio.sleep(0)
+                turn_ends_at = loop.time() + TURN_S
 
     def _plan(self, request: PlanRequest) -> Plan:
         plan = self._planner.plan(request, asyncio.get_running_loop().time())

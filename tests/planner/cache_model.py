@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from dynrt.planner.events import (
@@ -95,3 +96,12 @@ def hit_tokens(held: Held, salt: str, prompt: Path, block_size: int) -> int:
 def all_blocks(salt: str, prompt: Path, block_size: int) -> Held:
     ends = range(block_size, len(prompt) + 1, block_size)
     return frozenset((salt, prompt[:end]) for end in ends)
+
+
+def outcome(steps: Generator[None, None, bool]) -> bool:
+    """What a restoration returns when all its steps are done."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bool(end.value)

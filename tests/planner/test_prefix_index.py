@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from cache_model import CacheModel
+from cache_model import CacheModel, outcome
 
 from dynrt.planner.early_events import MAX_EVENTS
 from dynrt.planner.events import ROOT, BlocksRemoved, BlocksStored, CacheCleared, CacheEvents, CacheSnapshot
@@ -77,27 +77,27 @@ def test_a_gap_empties_until_the_snapshot_and_is_reported_once(index: PrefixInde
     assert index.apply("a", CacheEvents(3, [stored(3, [4], PROMPT[12:])]))
     assert index.match("", PACKED) == {} and index.incomplete_workers == ["a"]
     snapshot = CacheSnapshot(3, [stored(ROOT, [1, 2, 3], PROMPT[:12])])
-    assert index.restore("a", snapshot)
+    assert outcome(index.restore("a", snapshot))
     assert index.match("", PACKED) == {"a": 16} and index.incomplete_workers == []
 
 
 def test_events_that_arrive_out_of_order_are_put_in_order_behind_the_snapshot(index: PrefixIndex) -> None:
     assert not index.apply("a", CacheEvents(2, [stored(2, [3], PROMPT[8:12])]))
     assert index.apply("a", CacheEvents(1, [stored(1, [2], PROMPT[4:8])]))
-    assert index.restore("a", CacheSnapshot(1, [stored(ROOT, [1], PROMPT[:4])]))
+    assert outcome(index.restore("a", CacheSnapshot(1, [stored(ROOT, [1], PROMPT[:4])])))
     assert index.match("", PACKED) == {"a": 12}
 
 
 def test_a_snapshot_too_old_to_close_the_gap_asks_for_another(index: PrefixIndex) -> None:
     assert not index.apply("a", CacheEvents(5, [stored(ROOT, [9], PROMPT[:4])]))
-    assert not index.restore("a", CacheSnapshot(3, []))
-    assert index.restore("a", CacheSnapshot(5, []))
+    assert not outcome(index.restore("a", CacheSnapshot(3, [])))
+    assert outcome(index.restore("a", CacheSnapshot(5, [])))
     assert index.match("", PACKED) == {"a": 4}
 
 
 def test_a_late_snapshot_takes_nothing_back(index: PrefixIndex) -> None:
     index.apply("a", CacheEvents(0, [stored(ROOT, [1], PROMPT[:4]), stored(1, [2], PROMPT[4:8])]))
-    assert index.restore("a", CacheSnapshot(1, [stored(ROOT, [1], PROMPT[:4])]))
+    assert outcome(index.restore("a", CacheSnapshot(1, [stored(ROOT, [1], PROMPT[:4])])))
     assert index.match("", PACKED) == {"a": 8}
 
 
@@ -130,7 +130,7 @@ def test_events_held_back_are_bounded(index: PrefixIndex) -> None:
     assert index.apply("a", CacheEvents(1 + len(events), list(events)))
     last = CacheEvents(1 + 2 * len(events), [stored(ROOT, [1], PROMPT[:4])])
     assert not index.apply("a", last), "a newer snapshot is needed"
-    assert index.restore("a", CacheSnapshot(last.first_seq, []))
+    assert outcome(index.restore("a", CacheSnapshot(last.first_seq, [])))
     assert index.match("", PACKED) == {"a": 4}
 
 
@@ -176,7 +176,7 @@ def test_what_a_plan_of_a_dead_incarnation_expected_is_gone(index: PrefixIndex) 
 def test_news_of_a_worker_that_left_changes_nothing(index: PrefixIndex) -> None:
     index.drop_worker("a")
     assert index.apply("a", CacheEvents(0, [stored(ROOT, [1], PROMPT[:4])]))
-    assert index.restore("a", CacheSnapshot(0, []))
+    assert outcome(index.restore("a", CacheSnapshot(0, [])))
     assert index.match("", PACKED) == {} and index.is_empty
 
 

@@ -1,0 +1,142 @@
+"""The planner keeps nobody from the event loop, whatever comes at it. Time is the loop thread's CPU time: a busy
+machine makes it no longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from random import Random
+
+import pytest
+from registrations import registration
+
+from dynrt.planner.events import ROOT, BlocksRemoved, BlocksStored, CacheEvents, CacheSnapshot
+from dynrt.planner.plan import PlanRequest
+from dynrt.planner.planner import Planner
+from dynrt.runtime.messages import SnapshotRequest
+from dynrt.runtime.metrics import Metrics
+from dynrt.runtime.planning import CacheSeen, PairUp, PlannerActor, PlannerMessage, WorkerUp
+from dynrt.transfer.layout import KvGeometry
+
+LIMIT_S = 0.005
+EVENTS_A_SECOND = 50_000
+FLOOD_S = 0.5
+SIZE = 16
+BLOCKS = 16  # an event
+NUM_PREFILL = NUM_DECODE = 32
+CONTEXT = 40_000
+PROMPT_TOKENS = 32_768
+GEOMETRY = KvGeometry(2, 4096, SIZE, num_kv_heads=1, head_size=4, dtype="float32")
+
+
+class LongestTurn:
+    """The most CPU time that passed in the loop's thread between two turns of one task."""
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            self.cpu_s = max(self.cpu_s, time.thread_time() - began)
+
+
+@asynccontextmanager
+async def watched(actor: PlannerActor) -> AsyncIterator[LongestTurn]:
+    longest = LongestTurn()
+    tasks = [asyncio.create_task(actor.run()), asyncio.create_task(longest.watch())]
+    yield longest
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+def _frozen() -> Iterator[None]:
+    """The tests' own objects are no part of a runtime, nor is the time to look for garbage among them."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def ask_nobody(incarnation: str, wanted: SnapshotRequest) -> None:
+    """Every engine here is fresh."""
+
+
+def new_fleet() -> PlannerActor:
+    actor = PlannerActor(Planner(Random(0)), ask_nobody, Metrics("tiny"))
+    prefills = [f"p{number}" for number in range(NUM_PREFILL)]
+    decodes = [f"d{number}" for number in range(NUM_DECODE)]
+    for name in prefills:
+        actor.tell(WorkerUp(registration(name, "prefill", context_length=CONTEXT, geometry=[GEOMETRY])))
+    for name in decodes:
+        actor.tell(WorkerUp(registration(name, "decode", context_length=CONTEXT, geometry=[GEOMETRY])))
+    for prefill in prefills:
+        for decode in decodes:
+            actor.tell(PairUp(prefill, decode))
+    return actor
+
+
+def flood(random: Random, num_events: int) -> list[PlannerMessage]:
+    """Prompts of 256 blocks stored on all workers in turn, 16 blocks an event; every fourth is removed again."""
+    messages: list[PlannerMessage] = []
+    next_seq: dict[str, int] = {}
+    while len(messages) < num_events:
+        for name in (f"p{number}" for number in range(NUM_PREFILL)):
+            seq = next_seq.get(name, 0)
+            first_key, parent_key = seq * BLOCKS + 1, ROOT
+            events: list[BlocksStored | BlocksRemoved] = []
+            for _ in range(3):
+                keys = list(range(first_key, first_key + BLOCKS))
+                events.append(BlocksStored(parent_key, keys, random.randbytes(BLOCKS * SIZE * 4)))
+                first_key, parent_key = first_key + BLOCKS, keys[-1]
+            events.append(BlocksRemoved(list(range(parent_key, parent_key - BLOCKS, -1))))
+            messages += [CacheSeen(name, CacheEvents(seq + at, [event])) for at, event in enumerate(events)]
+            next_seq[name] = seq + len(events)
+    return messages
+
+
+async def test_a_flood_of_events_with_plans_between(_frozen: None) -> None:
+    random = Random(1)
+    messages = flood(random, int(EVENTS_A_SECOND * FLOOD_S))
+    actor = new_fleet()
+    loop = asyncio.get_running_loop()
+    plans: list[asyncio.Task[object]] = []
+    async with watched(actor) as longest:
+        began, sent = loop.time(), 0
+        while sent < len(messages):
+            due = min(len(messages), int((loop.time() - began) * EVENTS_A_SECOND), sent + 200)
+            for message in messages[sent:due]:
+                actor.tell(message)
+            if due // 500 > sent // 500:
+                request = PlanRequest(due.to_bytes(16, "big"), "", random.randbytes(PROMPT_TOKENS * 4), 10)
+                plans.append(asyncio.create_task(actor.ask(request, 60.0)))
+            sent = due
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*plans)
+    assert len(plans) > 10
+    assert actor.incomplete_workers == 0
+    assert longest.cpu_s < LIMIT_S
+
+
+async def test_a_large_snapshot(_frozen: None) -> None:
+    random = Random(1)
+    stored = [
+        BlocksStored(ROOT, list(range(first, first + BLOCKS)), random.randbytes(BLOCKS * SIZE * 4))
+        for first in range(1, 100_000, BLOCKS)
+    ]
+    known = stored[-1].token_ids
+    actor = new_fleet()
+    async with watched(actor) as longest:
+        actor.tell(CacheSeen("p0", CacheSnapshot(1000, stored)))
+        request = PlanRequest(bytes(16), "", known + random.randbytes(4), 10, "never")
+        plan = await actor.ask(request, 60.0)
+    assert plan.prefill_hit_tokens == BLOCKS * SIZE
+    assert longest.cpu_s < LIMIT_S
