@@ -83,6 +83,7 @@ class Runtime:
         self._started = False
         self._draining = False
         self._created = int(time.time())
+        self._card: ModelCard | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -205,11 +206,11 @@ class Runtime:
     def models(self) -> list[ModelCard]:
         """Empty until the first engine has registered: it knows its limits."""
         registers = [worker.register for worker in self._fleet] if self._is_assembled else []
-        if not registers:
-            return []
-        context_length = min(register.context_length for register in registers)
-        vocab_size = min(register.vocab_size for register in registers)
-        return [ModelCard(self._model.name, self._created, context_length, vocab_size)]
+        if registers:
+            context_length = min(register.context_length for register in registers)
+            vocab_size = min(register.vocab_size for register in registers)
+            self._card = ModelCard(self._model.name, self._created, context_length, vocab_size)
+        return [] if self._card is None else [self._card]  # the last known: engines come back
 
     def ready(self) -> str | None:
         """None if a request could be served from end to end, else why not."""
@@ -318,7 +319,12 @@ class Runtime:
 
 def _check_prompt(request: GenerateRequest, card: ModelCard) -> None:
     context_length = card.context_length
-    num_tokens = len(request.prompt_ids) // 4
+    num_tokens, cut_bytes = divmod(len(request.prompt_ids), 4)
+    if cut_bytes:
+        raise InvalidRequestError(
+            f"prompt_ids has {len(request.prompt_ids)} bytes, no multiple of 4; pack ids with messages.pack_ids",
+            param="prompt",
+        )
     if num_tokens == 0:
         raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
     max_tokens = request.sampling.max_tokens
