@@ -22,19 +22,24 @@ def exposed_s(group: int, send_s: float, layer_s: float, transfer_s: float, num_
 
 
 def layers_per_push(
-    send_s: float, layer_s: float, transfer_s: float, num_layers: int, slack_s: float = 0.0
+    send_s: float,
+    layer_s: float,
+    transfer_s: float,
+    num_layers: int,
+    slack_s: float = 0.0,
+    post_s: float = 0.0,
 ) -> int:
     """The group size of least cost: o cost of a send, c compute and t transfer time of a layer.
 
     `slack_s`: how long after its last layer was written a prefill still computes; what is exposed for less than that
-    is hidden. Beside what is exposed, each send but the first counts o: it takes that from compute where they share
-    cores or an interpreter. Without slack this comes close to max(1, ceil(o / (c - t))) where a layer is computed
-    slower than it travels; for a short prompt it is all of `num_layers`, one piece. Ties go to the smaller group.
+    is hidden. `post_s`: what each send but the first takes from compute, where they share cores or an interpreter.
+    Without these two it comes close to max(1, ceil(o / (c - t))) where a layer is computed slower than it travels; for
+    a short prompt it is all of `num_layers`, one piece. Ties go to the smaller group.
     """
 
     def cost_s(group: int) -> float:
         exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
-        return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * send_s
+        return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * post_s
 
     return min(range(1, num_layers + 1), key=cost_s)
 
@@ -81,6 +86,7 @@ class Pacing:
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
         self._write = LinearFit(EMPTY_WRITE_S)
+        self._post = LinearFit(EMPTY_WRITE_S)
         self._layer = LinearFit(0.0)
         self._writing = LinearFit(0.0)  # from a layer's begin to its KV
         self._num_blocks = 0  # of the current step
@@ -108,6 +114,10 @@ class Pacing:
             self._writing.observe(self._num_blocks, min(MAX_LAYER_GAP_S, now - self._step_began_at))
         self._last_layer = (layer, now)
 
+    def write_posted(self, num_bytes: int, seconds: float) -> None:
+        """The call that posted a write took so long."""
+        self._post.observe(num_bytes, seconds)
+
     def write_done(self, num_bytes: int, posted_at: float, done_at: float) -> float:
         """A write was seen DONE; its own time."""
         seconds = max(0.0, done_at - max(posted_at, self._link_free_at))
@@ -122,4 +132,7 @@ class Pacing:
         send_s, byte_s = self._write.estimate()
         layer_s = self._layer.at(num_blocks)
         slack_s = SLACK_SHARE * max(0.0, layer_s - self._writing.at(num_blocks))
-        return layers_per_push(num_writes * send_s, layer_s, layer_bytes * byte_s, self._num_layers, slack_s)
+        post_s = num_writes * self._post.estimate()[0]
+        return layers_per_push(
+            num_writes * send_s, layer_s, layer_bytes * byte_s, self._num_layers, slack_s, post_s
+        )

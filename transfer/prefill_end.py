@@ -251,6 +251,7 @@ class PrefillEnd:
 
     def write_posted(self, write: Write, post_s: float) -> None:
         """The call that posted `write` took so long."""
+        self._pacing.write_posted(write.num_bytes, post_s)
         handoff = self._open[write.id]
         handoff.kv_bytes += write.num_bytes
         handoff.num_writes += 1

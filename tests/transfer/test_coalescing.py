@@ -29,20 +29,20 @@ def test_the_exposed_time_is_that_of_the_events(
     assert exposed_s(group, send_s, layer_s, transfer_s, num_layers) == pytest.approx(exposed)
 
 
-@given(milliseconds, milliseconds, milliseconds, st.integers(1, 80), st.floats(0, 20))
+@given(milliseconds, milliseconds, milliseconds, st.integers(1, 80), st.floats(0, 20), st.floats(0, 20))
 def test_no_group_size_is_better(
-    send_s: float, layer_s: float, transfer_s: float, num_layers: int, slack_s: float
+    send_s: float, layer_s: float, transfer_s: float, num_layers: int, slack_s: float, post_s: float
 ) -> None:
     def cost_s(group: int) -> float:
         exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
-        return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * send_s
+        return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * post_s
 
-    chosen = layers_per_push(send_s, layer_s, transfer_s, num_layers, slack_s)
+    chosen = layers_per_push(send_s, layer_s, transfer_s, num_layers, slack_s, post_s)
     assert all(cost_s(chosen) <= cost_s(group) for group in range(1, num_layers + 1))
 
 
 def test_what_still_hides_behind_the_last_layer_goes_in_fewer_writes() -> None:
-    without, with_slack = (layers_per_push(1e-3, 20e-3, 1e-3, 32, slack_s) for slack_s in (0.0, 10e-3))
+    without, with_slack = (layers_per_push(1e-3, 20e-3, 1e-3, 32, slack_s, 1e-3) for slack_s in (0.0, 10e-3))
     assert without < with_slack and exposed_s(with_slack, 1e-3, 20e-3, 1e-3, 32) <= 10e-3
 
 
