@@ -25,6 +25,7 @@ from dynrt.transfer.layout import KvGeometry
 LIMIT_S = 0.005
 EVENTS_A_SECOND = 50_000
 FLOOD_S = 0.5
+BURST = 1000  # events that come at once
 SIZE = 16
 BLOCKS = 16  # an event
 NUM_PREFILL = NUM_DECODE = 32
@@ -49,7 +50,8 @@ class LongestTurn:
 @asynccontextmanager
 async def watched(actor: PlannerActor) -> AsyncIterator[LongestTurn]:
     longest = LongestTurn()
-    tasks = [asyncio.create_task(actor.run()), asyncio.create_task(longest.watch())]
+    tasks = [asyncio.create_task(longest.watch()), asyncio.create_task(actor.run())]
+    await asyncio.sleep(0)
     yield longest
     for task in tasks:
         task.cancel()
@@ -107,19 +109,14 @@ async def test_a_flood_of_events_with_plans_between(_frozen: None) -> None:
     random = Random(1)
     messages = flood(random, int(EVENTS_A_SECOND * FLOOD_S))
     actor = new_fleet()
-    loop = asyncio.get_running_loop()
     plans: list[asyncio.Task[object]] = []
     async with watched(actor) as longest:
-        began, sent = loop.time(), 0
-        while sent < len(messages):
-            due = min(len(messages), int((loop.time() - began) * EVENTS_A_SECOND), sent + 200)
-            for message in messages[sent:due]:
+        for first in range(0, len(messages), BURST):
+            for message in messages[first : first + BURST]:
                 actor.tell(message)
-            if due // 500 > sent // 500:
-                request = PlanRequest(due.to_bytes(16, "big"), "", random.randbytes(PROMPT_TOKENS * 4), 10)
-                plans.append(asyncio.create_task(actor.ask(request, 60.0)))
-            sent = due
-            await asyncio.sleep(0.001)
+            request = PlanRequest(first.to_bytes(16, "big"), "", random.randbytes(PROMPT_TOKENS * 4), 10)
+            plans.append(asyncio.create_task(actor.ask(request, 60.0)))
+            await asyncio.sleep(BURST / EVENTS_A_SECOND)
         await asyncio.gather(*plans)
     assert len(plans) > 10
     assert actor.incomplete_workers == 0
