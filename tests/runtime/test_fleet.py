@@ -209,3 +209,14 @@ def test_strangers_are_told_so_even_if_they_do_not_listen(setting: Setting) -> N
     setting.channel.full.add("x")
     setting.fleet.tell_unknown("x")
     setting.fleet.refuse(registration("x"), "no")
+
+
+def test_pair_whose_connection_broke_is_no_pair_until_it_stands_again() -> None:
+    setting = Setting()
+    prefill, decode = setting.add_pair()
+    setting.observer.news.clear()
+    setting.fleet.peer_connected(prefill, PeerConnected(decode.incarnation, "a write failed"))
+    assert setting.fleet.connected_pairs == frozenset()
+    setting.fleet.peer_connected(prefill, PeerConnected(decode.incarnation))
+    assert setting.fleet.connected_pairs == {(prefill.incarnation, decode.incarnation)}
+    assert setting.observer.news == [("pair down", "p", "d"), ("pair", "p", "d")]
