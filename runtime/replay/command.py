@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -33,7 +34,6 @@ ALL = "all"
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises ConfigError."""
-    logging.getLogger("dynrt").setLevel(logging.ERROR)  # requests that move are counted, not told one by one
     limits = Limits(_positive(arguments, "ttft_limit"), _positive(arguments, "itl_limit"))
     config = _config(arguments)
     policies = _policies(arguments.policy)
@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_can_plot(arguments.plot)
     requests = load_requests(arguments.trace, arguments.requests, _positive(arguments, "rate"), config.seed)
     check_fits(requests, config)
-    replays = [_replay(requests, config, policy) for policy in policies]
+    with _only_errors_logged():
+        replays = [_replay(requests, config, policy) for policy in policies]
     summaries = [summarize(replayed, limits) for replayed in replays]
     _print(requests, config, summaries, arguments.json)
     if arguments.plot is not None:
@@ -102,6 +103,18 @@ def _policies(chosen: Sequence[str] | None) -> list[str]:
         if name not in (*POLICIES, ALL):
             raise ConfigError(f"--policy is {name!r}; give {ALL} or one of {', '.join(POLICIES)}")
     return list(POLICIES) if ALL in chosen else list(dict.fromkeys(chosen))
+
+
+@contextmanager
+def _only_errors_logged() -> Iterator[None]:
+    """What befalls single requests goes into the numbers."""
+    log = logging.getLogger("dynrt")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _replay(requests: Sequence[TraceRequest], config: ReplayConfig, policy: str) -> Replayed:
