@@ -171,5 +171,5 @@ def timed(run: Callable[[], T]) -> tuple[float, T]:
 
 def _plain(event: Event) -> tuple[int, int, list[int], bytes | None]:
     if isinstance(event, Stored):
-        return tuple(event)
+        return event.worker, event.parent, event.ids, event.tokens
     return event.worker, ROOT_ID, event.ids, None
