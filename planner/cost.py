@@ -16,8 +16,8 @@ A hit kept also serves those who come after. docs/planner.md shows what other va
 EQUAL_WITHIN = 0.01
 """Scores that differ less are equal, and the choice is by lot.
 
-The fits of equal workers differ by as much, always in the same direction: the one that seems fastest would get all
-requests that find the fleet idle, and lose from its cache what the others have room for.
+Fits of equal workers are never quite equal (by 1e-5 where steps do not scatter at all), and without a lot the one that
+seems fastest gets most requests that find the fleet idle. How wide to draw it is a choice: docs/planner.md.
 """
 
 DECODE_HORIZON = 32  # decode slowdown is counted over at most so many tokens: how long it lasts is not known
