@@ -142,6 +142,17 @@ def test_a_prefix_on_prefill_draws_the_request_there(request_for: Requests) -> N
     assert (plan.kind, plan.prefill_hit_tokens, plan.decode_hit_tokens) == ("remote", 1984, 0)
 
 
+def test_streams_are_not_interrupted_for_the_sake_of_a_hit_on_their_worker(request_for: Requests) -> None:
+    planner = fleet(1, 1)
+    decode_streams(planner, request_for, 3)
+    prompt = list(range(2000))
+    store(planner, "d0", prompt[:1000])
+    plan = made(planner, request_for(prompt))
+    assert (plan.kind, plan.reason) == ("remote", "expected sooner")
+    assert plan.runner_up is not None and plan.runner_up.kind == "local"
+    assert plan.score_ms > plan.runner_up.score_ms, "by score alone it would be local"
+
+
 def test_never_forces_remote_and_always_forces_local(request_for: Requests) -> None:
     planner = fleet(1, 1)
     assert made(planner, request_for.fresh(20, "never")).kind == "remote"
