@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EMPTY_WRITE_S = 100e-6  # the prior: what a write without bytes costs; NIXL over loopback, Python included
+WAKE_S = 0.2e-3  # what a write costs beside its post: waking the thread, and the interpreter that it takes from compute
 MAX_LAYER_GAP_S = 1.0  # a longer pause between two layers is a stalled process, not a layer
 
 SLACK_SHARE = 0.25  # of the time that is left of a layer behind its KV: it varies
@@ -132,7 +133,7 @@ class Pacing:
         send_s, byte_s = self._write.estimate()
         layer_s = self._layer.at(num_blocks)
         slack_s = SLACK_SHARE * max(0.0, layer_s - self._writing.at(num_blocks))
-        post_s = num_writes * self._post.estimate()[0]
+        post_s = WAKE_S + num_writes * self._post.estimate()[0]
         return layers_per_push(
             num_writes * send_s, layer_s, layer_bytes * byte_s, self._num_layers, slack_s, post_s
         )

@@ -109,6 +109,7 @@ class PrefillEnd:
         self._step: list[_Extent] = []  # extents that the current step completes
         self._step_ids: list[HandoffId] = []
         self._num_opened = 0
+        self.layers_per_push = 1  # in the current step: between these, a layer has nothing posted
         self._windows = Windows()
         self._postable: dict[str, set[HandoffId]] = {}  # by peer, handoffs that may have something to post
 
@@ -141,6 +142,7 @@ class PrefillEnd:
         self._pacing.step_begins(num_blocks, now)
         layer_bytes = num_blocks * self._layer_block_bytes
         group = self._pacing.layers_per_push(len(self._step), num_blocks, layer_bytes)
+        self.layers_per_push = group
         for extent in self._step:
             extent.layers_per_push = group
         return effects

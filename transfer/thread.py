@@ -107,6 +107,7 @@ class TransferThread:
         self._steps: deque[_Stamped] = deque()  # a layer whose CUDA event is still to come holds up the rest
         self._has_more = False  # the last turn posted a write, and there may be another
         self._watch_at = 0.0
+        self._wake_every = 1  # layers of the current step
         self._in_step = False  # compute thread: whether layers told now belong to an announced step
         self._stopping = False
         self._asleep = False
@@ -151,10 +152,14 @@ class TransferThread:
         self.post(StepBegins(ready))
 
     def layer_written(self, layer: int, event: object | None) -> None:
-        """Engine hook, from the compute thread. Layers of steps without a handoff do not wake this thread."""
-        if self._in_step:
+        """Engine hook, from the compute thread. Layers that nothing is posted for do not wake this thread."""
+        if not self._in_step:
+            return
+        self._in_step = layer < self._num_layers - 1
+        if self._in_step and (layer + 1) % self._wake_every:
+            self._inbox.append((LayerWritten(layer, event), time.monotonic()))
+        else:
             self.post(LayerWritten(layer, event))
-            self._in_step = layer < self._num_layers - 1
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -289,6 +294,7 @@ class TransferThread:
             if isinstance(event, StepBegins):
                 self._note_step(event, told_at)
                 self._do(self._prefill.step_begins(event.ready, told_at))
+                self._wake_every = self._prefill.layers_per_push
             else:
                 written_at = told_at if event.event is None else time.monotonic()
                 self._note_written(event.layer, written_at)
