@@ -95,9 +95,6 @@ class PrefixIndex:
         self._holders.drop(name)
         self._note_block_sizes()
 
-    def _note_block_sizes(self) -> None:
-        self._block_sizes = tuple({worker.block_size for worker in self._workers.values()})
-
     def match(self, salt: str, prompt_ids: bytes) -> dict[str, int]:
         """Leading tokens of the prompt that each worker holds, or is about to; workers with none are left out."""
         hits: dict[str, int] = {}
@@ -316,6 +313,9 @@ class PrefixIndex:
         worker.is_cut = True
 
     # --- trees ----------------------------------------------------------------------------------------
+
+    def _note_block_sizes(self) -> None:
+        self._block_sizes = tuple({worker.block_size for worker in self._workers.values()})
 
     def _tree(self, salt: str, block_size: int) -> RadixTree:
         tree = self._trees.get((salt, block_size))
