@@ -6,7 +6,7 @@ A request's tokens come in two deltas, the first token and the rest: what lies b
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -83,7 +83,7 @@ class SimWorker:
         self._will_turn = False
         self._replies: dict[HandoffId, _Reply] = {}
         self._reserved: dict[HandoffId, Submit] = {}  # their first token is still to come
-        self.prefill_tokens_by_minute: dict[int, int] = {}
+        self.prefill_tokens_by_minute: Counter[int] = Counter()
         self.busy_s = 0.0
 
     @property
@@ -235,9 +235,7 @@ class SimWorker:
         self._turn()
 
     def _count(self, step: TimedStep) -> None:
-        minute = int(step.started_at // 60)
-        tokens = self.prefill_tokens_by_minute.get(minute, 0) + step.work.prefill_tokens
-        self.prefill_tokens_by_minute[minute] = tokens
+        self.prefill_tokens_by_minute[int(step.started_at // 60)] += step.work.prefill_tokens
 
     # --- news -------------------------------------------------------------------------------------
 

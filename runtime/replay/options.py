@@ -56,7 +56,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         "--policy",
         action="append",
         metavar="NAME",
-        help="who chooses the workers, or all: a replay of each; may be given several times (default: planner)",
+        help="who chooses the workers: planner (the default), round-robin, random, least-loaded, cache-aware, "
+        "kv-formula, kv-formula-16, ttft-a1, ttft-a2 or ttft-a8; all: each in turn; may be given several times",
     )
     parser.add_argument(
         "--local-prefill",

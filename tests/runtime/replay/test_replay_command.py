@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from small_traces import write_profile
 
 from dynrt.runtime.cli import main
+from dynrt.runtime.replay.options import add_options
 from dynrt.runtime.replay.policies import POLICIES
+from dynrt.runtime.replay.replay import ReplayConfig
 
 TRACE = "".join(
     f'{{"timestamp": {1000 * number}, "input_length": {600 + number}, "output_length": {outputs}, '
@@ -35,6 +39,16 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What it says of them."""
     assert main(["replay", *arguments]) == 2
     return capsys.readouterr().err
+
+
+def test_options_have_the_defaults_of_a_replay() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    defaults, expected = vars(parser.parse_args(["a.jsonl"])), msgspec.structs.asdict(ReplayConfig())
+    assert f"{defaults['model']}@{defaults['gpu']}" == expected.pop("profile")
+    assert {name: defaults[name] for name in expected} == expected
+    told = "".join(parser.format_help().split())  # without the breaks between its lines
+    assert [name for name in (*POLICIES, "all") if name not in told] == []
 
 
 def test_table_with_a_row_for_each_policy(capsys: pytest.CaptureFixture[str], trace: str) -> None:
