@@ -132,7 +132,7 @@ class Metrics:
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache"
         )
         self.vllm_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self.vllm_preemptions = gauge("num_preemptions", "Preemptions since the workers started")
+        self.vllm_preemptions = counter("num_preemptions", "Requests preempted in engines")
         self.vllm_running = gauge("num_requests_running", "Requests in running batches")
         self.vllm_waiting = gauge("num_requests_waiting", "Requests waiting in engines")
         self.vllm_kv_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use (1: all)")
@@ -167,7 +167,6 @@ class Metrics:
         self.vllm_kv_usage.set(sum(load.blocks_active for load in loads.values()) / max(1, total))
         self.vllm_running.set(sum(load.running_requests for load in loads.values()))
         self.vllm_waiting.set(sum(load.waiting_requests for load in loads.values()))
-        self.vllm_preemptions.set(sum(load.preemptions_total for load in loads.values()))
 
     def text(self) -> bytes:
         """In Prometheus' exposition format."""

@@ -26,7 +26,7 @@ class Route(msgspec.Struct, frozen=True):
     decode: str
 
 
-class Dispatcher(Protocol):
+class Placement(Protocol):
     """What a request needs of the runtime."""
 
     async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
@@ -54,7 +54,7 @@ class RequestLife:
         request: GenerateRequest,
         sampling: SamplingParams,
         local_prefill: LocalPrefill,
-        dispatcher: Dispatcher,
+        placement: Placement,
     ) -> None:
         self.key = key
         self.request = request
@@ -67,7 +67,7 @@ class RequestLife:
         self.cached_tokens: int | None = None
         self.began_at = asyncio.get_running_loop().time()
         self.had_output = False
-        self._dispatcher = dispatcher
+        self._placement = placement
 
     @property
     def known_ids(self) -> bytes:
@@ -93,20 +93,20 @@ class RequestLife:
                 excluded = frozenset({failure.lost} if failure.lost else ())
                 log.warning("request moves", extra={"request": self.request.request_id, "reason": reason})
             finally:
-                self._dispatcher.close_attempt(attempt, self.finished, reason or "the client left")
+                self._placement.close_attempt(attempt, self.finished, reason or "the client left")
         raise WorkerLostError(f"gave up after {max_attempts} attempts: {reason}")
 
     async def _start(self, epoch: int, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
         route = await self._plan(excluded, no_worker_wait_s)
         self.is_admitted = True
         attempt = Attempt(self.key, epoch, route.prefill, route.decode, self.chars_sent)
-        self._dispatcher.open_attempt(attempt)
+        self._placement.open_attempt(attempt)
         if attempt.is_remote:
             # Prefill starts computing at once; it does not wait for the reservation.
-            self._dispatcher.tell(route.prefill, self._submit(attempt, "prefill"))
-            self._dispatcher.tell(route.decode, self._submit(attempt, "reserve"))
+            self._placement.tell(route.prefill, self._submit(attempt, "prefill"))
+            self._placement.tell(route.decode, self._submit(attempt, "reserve"))
         else:
-            self._dispatcher.tell(route.decode, self._submit(attempt, "generate"))
+            self._placement.tell(route.decode, self._submit(attempt, "generate"))
         return attempt
 
     async def _plan(self, excluded: frozenset[str], wait_s: float) -> Route:
@@ -115,12 +115,12 @@ class RequestLife:
         deadline = loop.time() + wait_s
         while True:
             try:
-                return await self._dispatcher.plan(self, excluded)
+                return await self._placement.plan(self, excluded)
             except NoWorkerError:
                 left_s = deadline - loop.time()
                 if left_s <= 0:
                     raise
-                await self._dispatcher.wait_for_change(left_s)
+                await self._placement.wait_for_change(left_s)
 
     def _submit(self, attempt: Attempt, purpose: Purpose) -> Submit:
         return Submit(
@@ -163,4 +163,4 @@ class RequestLife:
         num_tokens = len(self.known_ids) // 4
         if self.cached_tokens is None:
             self.cached_tokens = cached_tokens
-            self._dispatcher.prompt_seen(num_tokens, cached_tokens)
+            self._placement.prompt_seen(num_tokens, cached_tokens)

@@ -20,6 +20,7 @@ from dynrt.engines.config import EngineConfig
 from dynrt.engines.models.resolve import ModelDir
 from dynrt.planner.admission import AdmissionLimits
 from dynrt.planner.planner import Planner
+from dynrt.runtime.attempts import Attempts
 from dynrt.runtime.channel import Channel
 from dynrt.runtime.config import RuntimeConfig, check_config
 from dynrt.runtime.dispatcher import Dispatcher
@@ -84,6 +85,8 @@ class Runtime:
         self._draining = False
         self._created = int(time.time())
         self._card: ModelCard | None = None
+        self._is_assembled = False  # the parts are there: the model has been found
+        self._tasks: list[asyncio.Task[None]] = []
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -155,17 +158,25 @@ class Runtime:
             self._metrics,
         )
         self._supervisor = Supervisor(_slots(config, model), self._spawner, self._on_exit)
+        self._attempts = Attempts(
+            self._fleet,
+            self._planner,
+            self._metrics,
+            lambda incarnation, message: self._dispatcher.tell(incarnation, message),
+            lambda: self._dispatcher.changed(),
+        )
         self._dispatcher = Dispatcher(
-            config, self._fleet, self._planner, self._supervisor, self._metrics, self._group
+            config, self._fleet, self._planner, self._supervisor, self._attempts, self._metrics, self._group
         )
         self._transfers = TransferManager(
             HandoffLedger(_LEDGER_LIMITS),
             self._dispatcher.tell,
             self._dispatcher.kill_suspect,
-            self._dispatcher.on_decided,
+            self._attempts.on_decided,
         )
-        self._dispatcher.transfers = self._transfers
+        self._attempts.transfers = self._dispatcher.transfers = self._transfers
         self._fleet.observer = self._dispatcher
+        self._is_assembled = True
 
     def _own_planner(self, randomness: random.Random) -> Planner:
         limits = AdmissionLimits(self._config.max_ttft_s, self._config.max_waiting_requests)
@@ -190,12 +201,12 @@ class Runtime:
             ) from None
 
     def _stop(self) -> None:
-        if not hasattr(self, "_tasks"):
+        if not self._is_assembled:
             return
         for worker in self._fleet:
             if self._supervisor.slot_of(worker.register.spawn_token) is not None:
                 self._dispatcher.tell(worker.incarnation, Shutdown())  # one that joined outlives us
-        self._dispatcher.end_requests(OverloadedError("the runtime has ended; send the request elsewhere"))
+        self._attempts.end_requests(OverloadedError("the runtime has ended; send the request elsewhere"))
         self._dispatcher.stop_watching()
         self._transfers.stop()
         for task in self._tasks:
@@ -259,13 +270,13 @@ class Runtime:
             msgspec.structs.replace(request, request_id=request.request_id or key.hex()),
             self._sampling(request),
             request.local_prefill or self._config.local_prefill,
-            self._dispatcher,
+            self._attempts,
         )
         outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
-        with self._dispatcher.account_for(life):
+        with self._attempts.account_for(life):
             async with aclosing(outputs):
                 async for output in outputs:
-                    self._dispatcher.output_passed(life)
+                    self._attempts.output_passed(life)
                     yield output
 
     async def status(self) -> dict[str, Status]:
@@ -282,13 +293,9 @@ class Runtime:
         """Nothing is open, on the way or waiting in a mailbox."""
         mailboxes = self._planner.mailbox_size + self._transfers.mailbox_size + self._supervisor.mailbox_size
         waiting = mailboxes + self._channel.backlog() + self._transfers.open_handoffs
-        return waiting + self._dispatcher.open_requests == 0 and self._planner.is_idle()
+        return waiting + self._attempts.open_requests == 0 and self._planner.is_idle()
 
     # --- admission --------------------------------------------------------------------------------
-
-    @property
-    def _is_assembled(self) -> bool:
-        return hasattr(self, "_dispatcher")
 
     def _check_up(self) -> None:
         reason = self.ready() if self._draining or not self._is_assembled else None
@@ -305,7 +312,7 @@ class Runtime:
                 f"model {request.model!r} is not served here; {cards[0].name!r} is", param="model"
             )
         limit = self._config.max_open_requests
-        if self._dispatcher.open_requests >= limit:
+        if self._attempts.open_requests >= limit:
             raise OverloadedError(
                 f"{limit} requests are open, the limit; try again in a moment", retry_after_s=RETRY_AFTER_S
             )

@@ -1,0 +1,203 @@
+"""The attempts under way: which workers each runs on, what arrives for it, and how it ends everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from dynrt.planner.plan import PlanRequest
+from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
+from dynrt.runtime.errors import DynrtError, EngineError
+from dynrt.runtime.fleet import Fleet
+from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
+from dynrt.runtime.metrics import Metrics
+from dynrt.runtime.planning import Exposed, FirstTokenSeen, PlannerActor, Pushed, RequestEnded
+from dynrt.runtime.request_life import RequestLife, Route
+from dynrt.runtime.transfer_manager import Abandon, Gone, Open, TransferManager
+from dynrt.runtime.worker import Worker
+from dynrt.transfer.events import Sent
+from dynrt.transfer.ledger import Decided
+
+PLAN_TIMEOUT_S = 10.0
+
+
+class Attempts:
+    """What every RequestLife needs of the runtime (request_life.Placement), and what it is told in return.
+
+    `tell` sends to a worker by incarnation; `changed` waits for a worker or a pair to come or go.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        planner: PlannerActor,
+        metrics: Metrics,
+        tell: Callable[[str, ToEngine], None],
+        changed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._fleet = fleet
+        self._planner = planner
+        self._metrics = metrics
+        self.tell = tell
+        self._changed = changed
+        self._attempts: dict[tuple[bytes, int], Attempt] = {}
+        self.open_requests = 0
+        self.transfers: TransferManager
+
+    # --- news of them -----------------------------------------------------------------------------
+
+    def deliver(self, worker: Worker, delta: TokenDelta, report: StepReport) -> None:
+        """What a step brought to one attempt."""
+        attempt = self._attempts.get((delta.key, delta.epoch))
+        if attempt is None:
+            return  # ended meanwhile
+        if not attempt.has_begun:
+            self._planner.tell(FirstTokenSeen(delta.key))
+        arrival = Arrival(delta, worker.incarnation, report.timing)
+        decodes_already = attempt.first_step is not None
+        attempt.arrive(arrival)
+        if not decodes_already:
+            self._observe_decode_start(attempt)
+        first = attempt.first_token(arrival)
+        if first is not None:
+            self.transfers.tell(first)
+        self._metrics.vllm_generation_tokens.inc(len(delta.token_ids))
+
+    def pushed(self, prefill: str, sent: Sent) -> None:
+        """A prefill end has sent all of a prompt."""
+        self._metrics.kv_bytes_pushed.inc(sent.kv_bytes)
+        attempt = self._attempts.get(sent.id)
+        if attempt is not None and sent.kv_bytes:
+            self._planner.tell(Pushed(prefill, attempt.decode, sent.kv_bytes, sent.link_s))
+
+    def worker_lost(self, incarnation: str, reason: str) -> None:
+        """Whatever ran there must go elsewhere."""
+        for attempt in list(self._attempts.values()):
+            attempt.worker_lost(incarnation, reason)
+
+    def on_decided(self, decided: Decided) -> None:
+        """A handoff came to its outcome."""
+        self._metrics.handoffs.labels(decided.outcome).inc()
+        if decided.cause is not None:
+            self._metrics.handoff_failures.labels(decided.cause).inc()
+        attempt = self._attempts.get(decided.id)
+        if attempt is None:
+            return
+        if decided.cause == "checksum":  # not tried again: whoever asked for checksums wants to know
+            attempt.fail(EngineError(f"its KV arrived corrupted and was not used: {decided.reason}"))
+        elif decided.outcome != "committed":
+            attempt.fail(AttemptError(f"its handoff {decided.outcome}: {decided.reason}"))
+        else:
+            self._observe_exposed(attempt, decided)
+
+    def _observe_exposed(self, attempt: Attempt, decided: Decided) -> None:
+        """Only where both ends read the same clock."""
+        prefill = self._fleet.get(attempt.prefill)
+        sampled_at, received_at = attempt.first_token_at, decided.received_at
+        if (
+            prefill is None
+            or prefill.register.host != decided.host
+            or sampled_at is None
+            or received_at is None
+        ):
+            return
+        exposed_s = max(0.0, received_at - sampled_at)
+        self._metrics.handoff_exposed_s.observe(exposed_s)
+        self._planner.tell(Exposed(exposed_s))
+        attempt.received_at = received_at
+        self._observe_decode_start(attempt)
+
+    def _observe_decode_start(self, attempt: Attempt) -> None:
+        """Where the time between prefill's token and decode's own went, once both its ends are known."""
+        sampled_at, received_at, step = attempt.first_token_at, attempt.received_at, attempt.first_step
+        if sampled_at is None or received_at is None or step is None:
+            return
+        began_at = step.ended_at - step.duration_s
+        self._metrics.decode_wait_s.observe(max(0.0, began_at - max(sampled_at, received_at)))
+        self._metrics.decode_first_step_s.observe(step.duration_s)
+        self._metrics.first_decode_s.observe(step.ended_at - sampled_at)
+
+    # --- for requests -----------------------------------------------------------------------------
+
+    @contextmanager
+    def account_for(self, life: RequestLife) -> Iterator[None]:
+        """Count an open request, and how it ended; who has read the last output may well not ask for more."""
+        outcome = "cancelled"
+        self.open_requests += 1
+        try:
+            yield
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self.open_requests -= 1
+            self._metrics.requests.labels("finished" if life.finished else outcome).inc()
+
+    def output_passed(self, life: RequestLife) -> None:
+        """The first of each request is its time to first token."""
+        if not life.had_output:
+            life.had_output = True
+            self._metrics.ttft_s.observe(self._now() - life.began_at)
+
+    async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
+        request = PlanRequest(
+            life.key,
+            life.request.salt,
+            life.known_ids,
+            life.sampling.max_tokens,
+            life.local_prefill,
+            exclude,
+            life.is_admitted,
+        )
+        try:
+            plan = await self._planner.ask(request, PLAN_TIMEOUT_S)
+        except BaseException:
+            # Nobody waits for the plan any more, but it may have been made, or still be.
+            self._planner.tell(RequestEnded(life.key, finished=False))
+            raise
+        return Route(plan.prefill, plan.decode)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed()
+        except TimeoutError:
+            return  # the caller looks at the clock itself
+
+    def end_requests(self, error: DynrtError) -> None:
+        """Whoever still reads a request learns that it will not go on."""
+        for attempt in self._attempts.values():
+            attempt.fail(error)
+
+    def open_attempt(self, attempt: Attempt) -> None:
+        self._attempts[attempt.id] = attempt
+        if attempt.epoch > 0:
+            self._metrics.retries.inc()
+        if attempt.is_remote:
+            self.transfers.tell(Open(attempt.key, attempt.epoch, attempt.prefill, attempt.decode))
+        for incarnation in {attempt.prefill, attempt.decode}:
+            if self._fleet.get(incarnation) is None:
+                attempt.worker_lost(incarnation, "it went before the request reached it")
+                self.transfers.tell(Gone(incarnation))  # again: the first time, this handoff was not open
+
+    def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
+        del self._attempts[attempt.id]
+        self._planner.tell(RequestEnded(attempt.key, finished))
+        if not finished:
+            for incarnation in {attempt.prefill, attempt.decode}:
+                self.tell(incarnation, Cancel(attempt.key, attempt.epoch))
+        if attempt.is_remote:
+            self.transfers.tell(Abandon(attempt.key, attempt.epoch, "finished" if finished else reason))
+
+    def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None:
+        metrics = self._metrics
+        metrics.prefill_tokens.labels("computed").inc(num_tokens - cached_tokens)
+        metrics.prefill_tokens.labels("cached").inc(cached_tokens)
+        metrics.vllm_prompt_tokens.inc(num_tokens)
+        metrics.vllm_cache_queries.inc(num_tokens)
+        metrics.vllm_cache_hits.inc(cached_tokens)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
