@@ -6,10 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from dynrt.engines.config import SimConfig
-from dynrt.runtime.config import EngineKind, RuntimeConfig
 from served_runtime import serve
 from tiny_model import write_tiny_model
+
+from dynrt.engines.config import SimConfig
+from dynrt.runtime.config import EngineKind, RuntimeConfig
 
 PROMPT_TOKENS, SHARED_TOKENS, REQUESTS = 4000, 1000, 5
 HIT_TOKENS = 992  # whole blocks of 32: 24.8 % of the prompt
