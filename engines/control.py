@@ -15,7 +15,7 @@ import zmq
 from dynrt.engines.address import connect_dealer
 from dynrt.engines.orders import Drop, Generate, News, Order, Reserve, SnapshotWanted, StatusSeen, StepDone
 from dynrt.engines.protocol import EngineRequest
-from dynrt.engines.replies import HandoffId, Replies
+from dynrt.engines.replies import Replies
 from dynrt.engines.wakeup import WakeupQueue
 from dynrt.runtime.errors import RegistrationError
 from dynrt.runtime.messages import (
@@ -46,6 +46,7 @@ from dynrt.transfer.events import (
     Drained,
     FencePeer,
     FirstToken,
+    HandoffId,
     PeerQuiesced,
     Quiesced,
     RenewLease,

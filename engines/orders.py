@@ -12,13 +12,11 @@ from dynrt.engines.protocol import EngineRequest, Reservation, StepOutput
 from dynrt.planner.events import BlocksStored, CacheEvent, CacheEvents, CacheSnapshot
 from dynrt.runtime.errors import InvalidRequestError
 from dynrt.runtime.messages import EngineLoad, StatusRequest
-from dynrt.transfer.events import ReserveRefused
+from dynrt.transfer.events import HandoffId, ReserveRefused
 from dynrt.transfer.local import CommitBlocks, PrefillOpened, ReleaseBlocks, ReservationMade
 
 PENDING_RESERVATIONS_LIMIT = 4096
 TOMBSTONES_LIMIT = 16_384
-
-HandoffId = tuple[bytes, int]
 
 
 class Generate(msgspec.Struct, frozen=True):

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer
 from dynrt.engines.protocol import Token
 from dynrt.engines.text import TextStream
 from dynrt.runtime.messages import Submit, TokenDelta, unpack_ids
-
-HandoffId = tuple[bytes, int]
+from dynrt.transfer.events import HandoffId
 
 
 class Replies:

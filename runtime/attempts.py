@@ -17,7 +17,7 @@ from dynrt.runtime.request_life import RequestLife, Route
 from dynrt.runtime.transfer_manager import Abandon, Gone, Open, TransferManager
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import Sent
-from dynrt.transfer.ledger import Decided
+from dynrt.transfer.ledger_effects import Decided
 
 PLAN_TIMEOUT_S = 10.0
 

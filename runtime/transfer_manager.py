@@ -11,7 +11,8 @@ from dynrt.runtime.actor import Actor
 from dynrt.runtime.errors import MailboxFullError
 from dynrt.runtime.messages import ToEngine
 from dynrt.transfer.events import FirstToken, FromDecodeEnd, FromPrefillEnd
-from dynrt.transfer.ledger import Closed, Decided, HandoffLedger, Kill, LedgerEffect, Send
+from dynrt.transfer.ledger import HandoffLedger
+from dynrt.transfer.ledger_effects import Closed, Decided, Kill, LedgerEffect, Send
 
 
 class Open(msgspec.Struct, frozen=True):

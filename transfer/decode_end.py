@@ -17,6 +17,7 @@ from dynrt.transfer.events import (
     Committed,
     Drained,
     FirstToken,
+    HandoffId,
     LeaseExpired,
     PeerQuiesced,
     RenewLease,
@@ -25,8 +26,6 @@ from dynrt.transfer.events import (
 from dynrt.transfer.local import CommitBlocks, ReleaseBlocks, ReservationMade
 from dynrt.transfer.notifications import Notification, SenderQuiesced, UnitsWritten
 from dynrt.transfer.units import UnitSet
-
-HandoffId = tuple[bytes, int]
 
 TOMBSTONES = 8192  # ended handoffs remembered, so that nothing late can open them again
 DEAD_PEERS = 1024  # fenced incarnations remembered, for reservations that were on their way when they died

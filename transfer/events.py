@@ -1,7 +1,7 @@
 """What the three parties of a handoff tell each other: runtime, prefill end and decode end.
 
 Every message names its handoff by `key` (16 bytes, made by the runtime) and `epoch` (one per attempt),
-is idempotent, and may be lost with its sender; who acts then is in docs/design.md's handoff table.
+is idempotent, and may be lost with its sender; who acts then is in docs/handoff.md.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 
 KEY_BYTES = 16
+
+HandoffId = tuple[bytes, int]  # key, epoch
 
 Cause = Literal[
     "cancelled",  # nobody wanted it any more
@@ -31,7 +33,7 @@ class HandoffMessage(msgspec.Struct, frozen=True):
     epoch: int
 
     @property
-    def id(self) -> tuple[bytes, int]:
+    def id(self) -> HandoffId:
         return self.key, self.epoch
 
 
@@ -54,13 +56,12 @@ class FirstToken(HandoffMessage, frozen=True, tag=True):
 
     token_id: int
     chars_emitted: int
-    logprob: float | None = None
 
 
 class RenewLease(msgspec.Struct, frozen=True, tag=True):
     """The runtime still wants these reservations."""
 
-    ids: list[tuple[bytes, int]]
+    ids: list[HandoffId]
     lease_s: float
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal
 
 import msgspec
 
@@ -23,6 +22,7 @@ from dynrt.transfer.events import (
     FirstToken,
     FromDecodeEnd,
     FromPrefillEnd,
+    HandoffId,
     LeaseExpired,
     PeerConnected,
     PeerQuiesced,
@@ -32,12 +32,8 @@ from dynrt.transfer.events import (
     ReserveRefused,
     Sent,
     Stalled,
-    ToDecodeEnd,
-    ToPrefillEnd,
 )
-
-HandoffId = tuple[bytes, int]
-Outcome = Literal["committed", "cancelled", "fenced", "failed"]
+from dynrt.transfer.ledger_effects import Closed, Decided, Kill, LedgerEffect, Outcome, Send
 
 
 class LedgerLimits(msgspec.Struct, frozen=True):
@@ -48,48 +44,6 @@ class LedgerLimits(msgspec.Struct, frozen=True):
     settle_s: float = 5.0  # an end's last message, once nothing but itself keeps it from sending that
     lease_s: float = 30.0
     max_open: int = 16384
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Send `message` to the worker of that incarnation."""
-
-    to: str
-    message: ToPrefillEnd | ToDecodeEnd
-
-
-class Kill(msgspec.Struct, frozen=True):
-    """One of these workers hangs: end its process, and call `worker_lost` once it is dead.
-
-    The likeliest comes first; but a write does not end either if its receiver hangs, which the caller can tell.
-    """
-
-    suspects: tuple[str, ...]
-    reason: str
-
-
-class Decided(msgspec.Struct, frozen=True):
-    """The request's side is settled, once per handoff.
-
-    After any outcome but "committed" the caller also cancels the request on both workers: the decode end can have
-    committed in the same moment, and then decodes for nobody.
-    """
-
-    id: HandoffId
-    outcome: Outcome
-    reason: str
-    received_at: float | None = None  # "committed": when the last unit was counted, on the clock of `host`
-    host: str | None = None
-    cause: Cause | None = None  # None: "committed"
-
-
-class Closed(msgspec.Struct, frozen=True):
-    """Both ends are through with this handoff: nothing of it is held anywhere."""
-
-    id: HandoffId
-    kv_bytes: int | None  # None: the prefill end did not send all
-
-
-LedgerEffect = Send | Kill | Decided | Closed
 
 
 class Phase(Enum):

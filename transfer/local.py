@@ -69,5 +69,4 @@ class ReleaseBlocks(msgspec.Struct, frozen=True):
     epoch: int
 
 
-ToTransfer = PrefillOpened | StepBegins | LayerWritten | ReservationMade
 ToCompute = CommitBlocks | ReleaseBlocks

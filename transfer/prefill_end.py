@@ -14,13 +14,11 @@ import msgspec
 from dynrt.transfer.bounded import BoundedDict
 from dynrt.transfer.coalescing import Pacing
 from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
-from dynrt.transfer.events import Arm, CancelHandoff, Cause, Quiesced, Sent, Stalled
+from dynrt.transfer.events import Arm, CancelHandoff, Cause, HandoffId, Quiesced, Sent, Stalled
 from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
 from dynrt.transfer.notifications import encode_quiesced
 from dynrt.transfer.units import UnitRange
 from dynrt.transfer.window import Windows, max_write_bytes
-
-HandoffId = tuple[bytes, int]
 
 TOMBSTONES = 8192  # ended handoffs remembered, so that nothing late can open them again
 STALL_S = 5.0  # several times what a full window takes

@@ -8,7 +8,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
@@ -18,31 +18,17 @@ from dynrt.transfer.agents import open_agents
 from dynrt.transfer.checksums import BlockChecksums
 from dynrt.transfer.connections import Connections
 from dynrt.transfer.decode_end import DecodeEnd
-from dynrt.transfer.effects import DecodeEffect, Notify, Order, PrefillEffect, Tell
+from dynrt.transfer.effects import Notify, Order, Tell
+from dynrt.transfer.ends import Effects, EndEvent, HandoffEnds
 from dynrt.transfer.events import (
-    Arm,
-    CancelHandoff,
     ConnectPeer,
     FencePeer,
-    FirstToken,
     FromDecodeEnd,
     FromPrefillEnd,
     PeerConnected,
-    PeerQuiesced,
-    RenewLease,
-    ToDecodeEnd,
-    ToPrefillEnd,
 )
 from dynrt.transfer.layout import KvGeometry, KvRegion
-from dynrt.transfer.local import (
-    BlocksReady,
-    LayerWritten,
-    PrefillOpened,
-    ReservationMade,
-    StepBegins,
-    ToCompute,
-    ToTransfer,
-)
+from dynrt.transfer.local import BlocksReady, LayerWritten, StepBegins, ToCompute
 from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.prefill_end import PrefillEnd
 from dynrt.transfer.pusher import Pusher
@@ -55,7 +41,7 @@ CONNECT_POLL_S = 50e-3
 WATCH_S = 0.25  # between looks for stalled writes and broken connections
 IDLE_POLL_S = 1.0
 
-Event = ToPrefillEnd | ToDecodeEnd | ToTransfer
+Event = EndEvent | ConnectPeer | StepBegins | LayerWritten
 
 
 class CudaEvent(Protocol):
@@ -100,6 +86,7 @@ class TransferThread:
         self._pusher = Pusher(self._prefill, self._agents, checksums, self._trace)
         read_checksum = None if checksums is None else checksums.of_block
         self._decode = DecodeEnd(len(geometry), num_layers, host, read_checksum)
+        self._ends = HandoffEnds(self._prefill, self._decode)
         self._to_runtime = to_runtime
         self._to_compute = to_compute
         self._on_failure = on_failure
@@ -128,7 +115,7 @@ class TransferThread:
 
     @property
     def open_handoffs(self) -> int:
-        return self._prefill.num_open + self._decode.num_open
+        return self._ends.num_open
 
     def start(self) -> None:
         self._thread.start()
@@ -216,34 +203,14 @@ class TransferThread:
             else:
                 self._on_event(event)
 
-    def _on_event(self, event: ToPrefillEnd | ToDecodeEnd | PrefillOpened | ReservationMade) -> None:
-        match event:
-            case PrefillOpened():
-                self._do(self._prefill.opened(event))
-            case ReservationMade():
-                self._do(self._decode.reserved(event, time.monotonic()))
-            case Arm():
-                self._do(self._prefill.arm(event))
-            case FirstToken():
-                self._do(self._decode.first_token(event))
-            case RenewLease():
-                self._decode.renew(event, time.monotonic())
-            case PeerQuiesced():
-                self._do(self._decode.peer_quiesced(event, time.monotonic()))
-            case CancelHandoff():
-                self._cancel(event)
-            case FencePeer(incarnation):
-                self._fence(incarnation)
-            case ConnectPeer():
-                self._connect(event)
-
-    def _cancel(self, event: CancelHandoff) -> None:
-        """Only the end that knows the handoff answers; if none does yet, both: the runtime heeds the one it asked."""
-        is_known = self._prefill.knows(event.id) or self._decode.knows(event.id)
-        if self._prefill.knows(event.id) or not is_known:
-            self._do(self._prefill.cancel(event))
-        if self._decode.knows(event.id) or not is_known:
-            self._do(self._decode.cancel(event))
+    def _on_event(self, event: EndEvent | ConnectPeer) -> None:
+        if isinstance(event, ConnectPeer):
+            self._connect(event)
+            return
+        self._do(self._ends.on_event(event, time.monotonic()))
+        if isinstance(event, FencePeer):
+            self._pusher.let_go(event.incarnation)
+            self._connections.leave(event.incarnation)
 
     def _connect(self, event: ConnectPeer) -> None:
         self._connections.expect(time.monotonic())
@@ -255,12 +222,6 @@ class TransferThread:
         except NixlError as failure:
             error = str(failure)
         self._to_runtime(PeerConnected(event.incarnation, error))
-
-    def _fence(self, incarnation: str) -> None:
-        self._do(self._prefill.fence(incarnation))
-        self._decode.fence(incarnation, time.monotonic())
-        self._pusher.let_go(incarnation)
-        self._connections.leave(incarnation)
 
     def _watch(self) -> None:
         """What need not be looked at in every turn."""
@@ -331,7 +292,7 @@ class TransferThread:
             self._trace.moved("received", notification.key, notification.units, received_at)
         self._do(self._decode.notified(notification, received_at))
 
-    def _do(self, effects: Sequence[PrefillEffect] | Sequence[DecodeEffect]) -> None:
+    def _do(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
                 case Tell(message):

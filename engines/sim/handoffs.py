@@ -7,28 +7,16 @@ arrived is reckoned layer by layer, as `PrefillEnd` would push them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from dynrt.engines.sim.link import LinkQueue
 from dynrt.engines.sim.profile import Profile
 from dynrt.engines.sim.timed import TimedStep
 from dynrt.transfer.decode_end import DecodeEnd
-from dynrt.transfer.effects import DecodeEffect, Notify, Order, PrefillEffect, Tell
-from dynrt.transfer.events import (
-    Arm,
-    CancelHandoff,
-    ConnectPeer,
-    FencePeer,
-    FirstToken,
-    FromDecodeEnd,
-    FromPrefillEnd,
-    PeerConnected,
-    PeerQuiesced,
-    RenewLease,
-    ToDecodeEnd,
-    ToPrefillEnd,
-)
-from dynrt.transfer.local import PrefillOpened, ReservationMade, ToCompute
+from dynrt.transfer.effects import Notify, Order, Tell
+from dynrt.transfer.ends import Effects, EndEvent, HandoffEnds
+from dynrt.transfer.events import ConnectPeer, FromDecodeEnd, FromPrefillEnd, PeerConnected
+from dynrt.transfer.local import ToCompute
 from dynrt.transfer.notifications import UnitsWritten, decode
 from dynrt.transfer.prefill_end import PrefillEnd, Write
 
@@ -49,20 +37,20 @@ class Handoffs:
         tell: Callable[[FromPrefillEnd | FromDecodeEnd], None],
         order: Callable[[ToCompute], None],
     ) -> None:
-        self._profile = profile
         self._peers = peers
         self._tell = tell
         self._order = order
         self._link = LinkQueue(profile.link)
         self._prefill = PrefillEnd(1, 1, block_size * profile.kv_bytes_per_token)
         self._decode = DecodeEnd(1, 1, HOST)
+        self._ends = HandoffEnds(self._prefill, self._decode)
         self._step: TimedStep | None = None
         self._growing: set[int] = set()  # blocks whose KV this step writes
         peers[incarnation] = self
 
     @property
     def num_open(self) -> int:
-        return self._prefill.num_open + self._decode.num_open
+        return self._ends.num_open
 
     # --- from the engine --------------------------------------------------------------------------
 
@@ -78,37 +66,13 @@ class Handoffs:
 
     # --- from the runtime, and of what the engine did for it ----------------------------------------
 
-    def post(self, event: ToPrefillEnd | ToDecodeEnd | PrefillOpened | ReservationMade) -> None:
-        match event:
-            case PrefillOpened():
-                self._do(self._prefill.opened(event))
-            case ReservationMade():
-                self._do(self._decode.reserved(event, _now()))
-            case Arm():
-                self._do(self._prefill.arm(event))
-            case FirstToken():
-                self._do(self._decode.first_token(event))
-            case RenewLease():
-                self._decode.renew(event, _now())
-            case PeerQuiesced():
-                self._do(self._decode.peer_quiesced(event, _now()))
-            case CancelHandoff():
-                self._cancel(event)
-            case ConnectPeer(incarnation=incarnation, will_push=will_push):
-                if will_push:
-                    self._tell(PeerConnected(incarnation))
-            case FencePeer(incarnation):
-                self._do(self._prefill.fence(incarnation))
-                self._decode.fence(incarnation, _now())
+    def post(self, event: EndEvent | ConnectPeer) -> None:
+        if isinstance(event, ConnectPeer):
+            if event.will_push:
+                self._tell(PeerConnected(event.incarnation))
+            return
+        self._do(self._ends.on_event(event, _now()))
         self._push()
-
-    def _cancel(self, event: CancelHandoff) -> None:
-        """The end that knows the handoff answers, both if none does."""
-        prefill_knows, decode_knows = self._prefill.knows(event.id), self._decode.knows(event.id)
-        if prefill_knows or not decode_knows:
-            self._do(self._prefill.cancel(event))
-        if decode_knows or not prefill_knows:
-            self._do(self._decode.cancel(event))
 
     # --- writes -----------------------------------------------------------------------------------
 
@@ -138,7 +102,7 @@ class Handoffs:
         """By a peer, into blocks of ours."""
         self._do(self._decode.notified(event, now))
 
-    def _do(self, effects: Sequence[PrefillEffect] | Sequence[DecodeEffect]) -> None:
+    def _do(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
                 case Tell(message):

@@ -44,9 +44,7 @@ from dynrt.runtime.messages import (
     Welcome,
     unpack_ids,
 )
-from dynrt.transfer.events import CancelHandoff, FirstToken
-
-HandoffId = tuple[bytes, int]
+from dynrt.transfer.events import CancelHandoff, FirstToken, HandoffId
 
 
 @dataclass

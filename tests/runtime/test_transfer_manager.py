@@ -13,7 +13,8 @@ from dynrt.runtime.errors import MailboxFullError
 from dynrt.runtime.messages import ToEngine
 from dynrt.runtime.transfer_manager import Abandon, Gone, Open, Said, TransferManager
 from dynrt.transfer.events import Arm, CancelHandoff, Committed, Drained, FirstToken, Quiesced, Reserved, Sent
-from dynrt.transfer.ledger import Decided, HandoffLedger, LedgerLimits
+from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
+from dynrt.transfer.ledger_effects import Decided
 
 KEY = bytes(16)
 LIMITS = LedgerLimits(reserve_answer_s=0.02, settle_s=0.02, lease_s=30.0)

@@ -15,7 +15,6 @@ from sim_memory import (
     NUM_BLOCKS,
     NUM_LAYERS,
     VOCAB_SIZE,
-    HandoffId,
     SimMemory,
     block_content,
     num_blocks,
@@ -50,7 +49,7 @@ from dynrt.runtime.messages import (
     pack_ids,
     unpack_ids,
 )
-from dynrt.transfer.events import CancelHandoff, FirstToken, ReserveRefused
+from dynrt.transfer.events import CancelHandoff, FirstToken, HandoffId, ReserveRefused
 from dynrt.transfer.local import (
     BlocksReady,
     CommitBlocks,

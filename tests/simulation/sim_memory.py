@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 from dynrt.runtime.messages import pack_ids
+from dynrt.transfer.events import HandoffId
 from dynrt.transfer.layout import KvGeometry
 
 NUM_LAYERS = 3
@@ -13,8 +14,6 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 64
 VOCAB_SIZE = 512
 GEOMETRY = KvGeometry(NUM_LAYERS, NUM_BLOCKS, BLOCK_SIZE, num_kv_heads=1, head_size=4, dtype="float32")
-
-HandoffId = tuple[bytes, int]
 
 
 def num_blocks(num_tokens: int) -> int:

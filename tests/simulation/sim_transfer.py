@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 from sim_memory import GEOMETRY, NUM_LAYERS, SimMemory
 
 from dynrt.transfer import notifications
 from dynrt.transfer.decode_end import DecodeEnd
-from dynrt.transfer.effects import DecodeEffect, Notify, Order, PrefillEffect, Tell
+from dynrt.transfer.effects import Notify, Order, Tell
+from dynrt.transfer.ends import Effects, EndEvent, HandoffEnds
 from dynrt.transfer.events import (
     Arm,
     CancelHandoff,
     ConnectPeer,
-    FencePeer,
     FirstToken,
     FromDecodeEnd,
     FromPrefillEnd,
     PeerConnected,
-    PeerQuiesced,
-    RenewLease,
-    ToDecodeEnd,
-    ToPrefillEnd,
 )
-from dynrt.transfer.local import BlocksReady, PrefillOpened, ReservationMade, ToCompute
+from dynrt.transfer.local import BlocksReady, ReservationMade, ToCompute
 from dynrt.transfer.prefill_end import PrefillEnd, Write
 
 POLL_S = 0.02
 WRITE_S = (0.0002, 0.05)  # a write's way; bytes of a dead sender land within the longest
 NOTICE_S = (0.0001, 0.003)
 CONNECT_S = (0.001, 0.05)
+
+TRACED = {
+    ReservationMade: "reserved",
+    Arm: "armed",
+    FirstToken: "first token known",
+    CancelHandoff: "handoff cancelled",
+}
 
 
 class SimFabric:
@@ -67,12 +70,13 @@ class SimTransfer:
         self._trace = trace
         self._prefill = PrefillEnd(1, NUM_LAYERS, GEOMETRY.layer_block_bytes)
         self._decode = DecodeEnd(1, NUM_LAYERS, host="simulated")
+        self._ends = HandoffEnds(self._prefill, self._decode)
         self._is_polling = False
         fabric.engines[incarnation] = self
 
     @property
     def open_handoffs(self) -> int:
-        return self._prefill.num_open + self._decode.num_open
+        return self._ends.num_open
 
     def died(self) -> None:
         del self._fabric.engines[self.incarnation]
@@ -86,42 +90,19 @@ class SimTransfer:
         self._do(self._prefill.layer_written(layer, self._now()))
         self._post_writes()
 
-    def post(self, event: ToPrefillEnd | ToDecodeEnd | PrefillOpened | ReservationMade) -> None:
-        match event:
-            case PrefillOpened():
-                self._do(self._prefill.opened(event))
-            case ReservationMade():
-                self._do(self._decode.reserved(event, self._now()))
-                self._trace("reserved")
-            case Arm():
-                self._do(self._prefill.arm(event))
-                self._trace("armed")
-            case FirstToken():
-                self._do(self._decode.first_token(event))
-                self._trace("first token known")
-            case RenewLease():
-                self._decode.renew(event, self._now())
-            case PeerQuiesced():
-                self._do(self._decode.peer_quiesced(event, self._now()))
-            case CancelHandoff():
-                self._cancel(event)
-                self._trace("handoff cancelled")
-            case FencePeer(incarnation):
-                self._do(self._prefill.fence(incarnation))
-                self._decode.fence(incarnation, self._now())
-            case ConnectPeer(will_push=will_push):
-                if will_push:
-                    self._fabric.after(CONNECT_S, lambda: self._connected(event.incarnation))
+    def post(self, event: EndEvent | ConnectPeer) -> None:
+        if isinstance(event, ConnectPeer):
+            self._connect(event)
+            return
+        self._do(self._ends.on_event(event, self._now()))
+        if type(event) in TRACED:
+            self._trace(TRACED[type(event)])
         self._post_writes()
         self._keep_polling()
 
-    def _cancel(self, event: CancelHandoff) -> None:
-        """As the transfer thread does it: the end that knows the handoff answers, both if none does."""
-        prefill_knows, decode_knows = self._prefill.knows(event.id), self._decode.knows(event.id)
-        if prefill_knows or not decode_knows:
-            self._do(self._prefill.cancel(event))
-        if decode_knows or not prefill_knows:
-            self._do(self._decode.cancel(event))
+    def _connect(self, event: ConnectPeer) -> None:
+        if event.will_push:
+            self._fabric.after(CONNECT_S, lambda: self._connected(event.incarnation))
 
     def _connected(self, peer: str) -> None:
         if self._is_running():
@@ -189,7 +170,7 @@ class SimTransfer:
             self._do(self._decode.polled(self._now()))
             self._keep_polling()
 
-    def _do(self, effects: Sequence[PrefillEffect] | Sequence[DecodeEffect]) -> None:
+    def _do(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
                 case Tell(message):

@@ -14,20 +14,12 @@ from typing import Any
 from dynrt.transfer import notifications
 from dynrt.transfer.decode_end import DecodeEnd
 from dynrt.transfer.effects import Notify, Order, Tell
-from dynrt.transfer.events import (
-    Arm,
-    CancelHandoff,
-    FencePeer,
-    FirstToken,
-    PeerQuiesced,
-    RenewLease,
-    ReserveRefused,
-)
-from dynrt.transfer.ledger import Closed, Decided, HandoffLedger, Kill, LedgerLimits, Send
+from dynrt.transfer.ends import HandoffEnds
+from dynrt.transfer.events import CancelHandoff, FirstToken, HandoffId, ReserveRefused
+from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
+from dynrt.transfer.ledger_effects import Closed, Decided, Kill, Send
 from dynrt.transfer.local import BlocksReady, CommitBlocks, PrefillOpened, ReleaseBlocks, ReservationMade
 from dynrt.transfer.prefill_end import PrefillEnd, Write
-
-HandoffId = tuple[bytes, int]
 
 DECODE_BLOCKS = 12
 LEASE_S = 30.0
@@ -84,6 +76,10 @@ class Worker:
     reserved: dict[HandoffId, tuple[Prompt, list[int]]] = field(default_factory=dict)
     free: list[int] = field(default_factory=lambda: list(range(DECODE_BLOCKS)))
     next_block: int = 1000
+
+    @property
+    def ends(self) -> HandoffEnds:
+        return HandoffEnds(self.prefill, self.decode)
 
 
 class World:
@@ -209,28 +205,10 @@ class World:
             case Prompt():
                 is_prefill = worker.name == message.prefill
                 (worker.queued if is_prefill else worker.reserves).append(message)
-            case Arm():
-                self._do(worker, worker.prefill.arm(message))
-            case FirstToken():
-                self._do(worker, worker.decode.first_token(message))
-            case RenewLease():
-                worker.decode.renew(message, self.now)
-            case PeerQuiesced():
-                self._do(worker, worker.decode.peer_quiesced(message, self.now))
-            case CancelHandoff():
-                self._cancel(worker, message)
-            case FencePeer(incarnation):
-                self._do(worker, worker.prefill.fence(incarnation))
-                worker.decode.fence(incarnation, self.now)
-
-    def _cancel(self, worker: Worker, message: CancelHandoff) -> None:
-        if self.rng.random() < 0.5:
-            self.prompts[message.id].is_dropped = True
-        prefill_knows, decode_knows = worker.prefill.knows(message.id), worker.decode.knows(message.id)
-        if prefill_knows or not decode_knows:
-            self._do(worker, worker.prefill.cancel(message))
-        if decode_knows or not prefill_knows:
-            self._do(worker, worker.decode.cancel(message))
+            case _:
+                if isinstance(message, CancelHandoff) and self.rng.random() < 0.5:
+                    self.prompts[message.id].is_dropped = True
+                self._do(worker, worker.ends.on_event(message, self.now))
 
     def _to_runtime(self) -> None:
         for worker in self.workers.values():

@@ -23,16 +23,8 @@ from dynrt.transfer.events import (
     Sent,
     Stalled,
 )
-from dynrt.transfer.ledger import (
-    Closed,
-    Decided,
-    HandoffLedger,
-    Kill,
-    LedgerEffect,
-    LedgerLimits,
-    Outcome,
-    Send,
-)
+from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
+from dynrt.transfer.ledger_effects import Closed, Decided, Kill, LedgerEffect, Outcome, Send
 
 KEY = b"k" * 16
 ID = (KEY, 1)
