@@ -45,7 +45,6 @@ class Reservation(msgspec.Struct, frozen=True):
 
     first_block: int  # blocks before this one are this engine's own prefix hit, pinned
     block_ids: list[int]  # of prompt blocks first_block, first_block + 1, …
-    cached_tokens: int  # first_block * block_size
 
 
 class Token(msgspec.Struct, frozen=True):

@@ -24,7 +24,6 @@ class TextPiece(msgspec.Struct, frozen=True):
 
     text: str
     stopped: str | None = None  # the stop string that ends the text
-    num_tokens_used: int = 0  # of the tokens pushed; those behind a stop are not
 
 
 class TextStream:
@@ -87,13 +86,9 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> TextPiece:
         """Text that these tokens make ready. Tokens behind a stop string are ignored."""
-        num_used = 0
         for token_id in token_ids:
-            if self._stopped is not None:
-                break
             self._take(token_id)
-            num_used += 1
-        return TextPiece(self._release(self._num_ready), self._stopped, num_used)
+        return TextPiece(self._release(self._num_ready), self._stopped)
 
     def finish(self) -> str:
         """The rest: nothing more comes that could complete a stop string or a character."""

@@ -1,7 +1,7 @@
 """What a worker has to do: the planner's own tally by request, decode's raised where the worker reports more (sans-IO).
 
-A worker's count of prompt tokens that wait is not used: it takes waiting prompts in full, since their hits are found
-when they are admitted. The tally knows these hits.
+Prompt tokens that wait are not for workers to report: they would take waiting prompts in full, since hits are found
+when a prompt is admitted. The tally knows these hits.
 """
 
 from __future__ import annotations

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dynrt.runtime.errors import AskTimeoutError, DynrtError, MailboxFullError
 
-Message_contra = TypeVar("Message_contra", contravariant=True)
 Message = TypeVar("Message")
 
-
 TURN_S = 0.001  # a message more may be under way when it is over
-
-
-class Reference(Protocol[Message_contra]):
-    """How anyone speaks to an actor, in this process or in another."""
-
-    def tell(self, message: Message_contra) -> None:
-        """Send without waiting. Raises MailboxFullError at the bound."""
-
-    async def ask(self, message: Message_contra, timeout_s: float) -> Any:
-        """Send and await the answer. Raises AskTimeoutError."""
 
 
 class _Letter(NamedTuple):
@@ -42,9 +30,11 @@ class Actor(ABC, Generic[Message]):
         return self._mailbox.qsize()
 
     def tell(self, message: Message) -> None:
+        """Send without waiting. Raises MailboxFullError at the bound."""
         self._put(_Letter(message, None))
 
     async def ask(self, message: Message, timeout_s: float) -> Any:
+        """Send and await the answer. Raises AskTimeoutError, MailboxFullError, and what `receive` refuses with."""
         reply = asyncio.get_running_loop().create_future()
         self._put(_Letter(message, reply))
         try:

@@ -37,7 +37,6 @@ from dynrt.transfer.events import PeerConnected, Sent
 
 log = logging.getLogger("dynrt.dispatcher")
 
-PLAN_TIMEOUT_S = 10.0
 SILENT_BEATS = 3  # heartbeats missed that make one worker likelier to hang than another
 
 

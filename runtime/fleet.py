@@ -172,7 +172,13 @@ class Fleet:
         self._workers[worker.incarnation] = worker
         log.info(
             "worker registered",
-            extra={"worker": worker.id, "incarnation": worker.incarnation, "pid": worker.register.pid},
+            extra={
+                "worker": worker.id,
+                "incarnation": worker.incarnation,
+                "engine": worker.register.engine_kind,
+                "version": worker.register.version,
+                "pid": worker.register.pid,
+            },
         )
         self.observer.worker_up(worker)
         for prefill, decode in self.pairs_to_connect():

@@ -1,6 +1,6 @@
 """The control-plane schema: every message between the runtime and an engine process.
 
-MessagePack, one tagged union per direction. A change here changes PROTOCOL_VERSION and all users at once.
+MessagePack, one tagged union per direction. A change here changes all users at once.
 Handoff and cache messages are defined by the state machines that consume them (transfer.events, planner.events).
 """
 
@@ -34,7 +34,9 @@ from dynrt.transfer.events import (
 )
 from dynrt.transfer.layout import KvGeometry
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = (
+    1  # raised by the first change of a message after a release: engines may come from elsewhere
+)
 ADDRESS_KEY_SEPARATOR = "#"  # a tcp control address carries the runtime's CURVE public key behind it
 HEARTBEAT_SUFFIX = ".hb"  # a heartbeat socket's identity is the incarnation with this behind it
 
@@ -110,7 +112,6 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     output_ids: bytes = b""
     chars_emitted: int = 0
     salt: str = ""
-    request_id: str = ""
     lease_s: float = 30.0
     peer: str = ""  # purpose "reserve": the incarnation that will push
 
@@ -203,7 +204,6 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     waiting_requests: int = 0
     running_requests: int = 0
-    waiting_prefill_tokens: int = 0
     blocks_total: int = 0
     blocks_active: int = 0  # held by requests, reservations or pins
     blocks_cached: int = 0  # unused, but their content is kept

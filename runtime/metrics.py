@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from dynrt.planner.plan import RefusalKind
 from dynrt.runtime.messages import EngineLoad
 from dynrt.transfer.events import Cause
+from dynrt.transfer.ledger_effects import Outcome
 
 EXPOSED_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LATENCY_BUCKETS_S = (
@@ -29,14 +30,34 @@ LATENCY_BUCKETS_S = (
     40.0,
     80.0,
 )
-HANDOFF_OUTCOMES = ("committed", "cancelled", "fenced", "failed")
 
 
 class Metrics:
     """Names under `dynrt_` are ours; those under `vllm:` let dashboards made for vLLM read us."""
 
     def __init__(self, model: str) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        self._add_requests(self.registry)
+        self._add_handoffs(self.registry)
+        self._add_planner(self.registry)
+        self._add_workers(self.registry)
+        self._add_vllm_names(model, self.registry)
+        self._show_zeros()
+
+    def _add_requests(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "dynrt_requests", "Requests by how they ended", ["outcome"], registry=registry
+        )
+        self.retries = Counter("dynrt_request_retries", "Requests moved to other workers", registry=registry)
+        self.ttft_s = Histogram(
+            "dynrt_ttft_seconds", "Time to first token", buckets=LATENCY_BUCKETS_S, registry=registry
+        )
+        self.open_requests = Gauge("dynrt_open_requests", "Requests being served", registry=registry)
+        self.prefill_tokens = Counter(
+            "dynrt_prefill_tokens", "Prompt tokens by where their KV came from", ["source"], registry=registry
+        )
+
+    def _add_handoffs(self, registry: CollectorRegistry) -> None:
         self.handoffs = Counter("dynrt_handoffs", "Handoffs by outcome", ["outcome"], registry=registry)
         self.handoff_exposed_s = Histogram(
             "dynrt_handoff_exposed_seconds",
@@ -69,9 +90,17 @@ class Metrics:
             registry=registry,
         )
         self.kv_bytes_pushed = Counter("dynrt_kv_bytes_pushed", "KV cache bytes pushed", registry=registry)
-        self.prefill_tokens = Counter(
-            "dynrt_prefill_tokens", "Prompt tokens by where their KV came from", ["source"], registry=registry
+        self.open_handoffs = Gauge("dynrt_open_handoffs", "Handoffs not yet over", registry=registry)
+        self.oldest_handoff_s = Gauge(
+            "dynrt_oldest_handoff_seconds", "Age of the oldest open handoff", registry=registry
         )
+        self.quarantined_blocks = Gauge(
+            "dynrt_quarantined_blocks",
+            "Blocks reserved for handoffs that came to nothing, not yet known to be written to no more",
+            registry=registry,
+        )
+
+    def _add_planner(self, registry: CollectorRegistry) -> None:
         self.plans = Counter("dynrt_plans", "Plans by kind of prefill", ["kind"], registry=registry)
         self.plan_reasons = Counter(
             "dynrt_plan_reasons", "Plans by what decided them", ["reason"], registry=registry
@@ -82,25 +111,6 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        self.requests = Counter(
-            "dynrt_requests", "Requests by how they ended", ["outcome"], registry=registry
-        )
-        self.retries = Counter("dynrt_request_retries", "Requests moved to other workers", registry=registry)
-        self.ttft_s = Histogram(
-            "dynrt_ttft_seconds", "Time to first token", buckets=LATENCY_BUCKETS_S, registry=registry
-        )
-        self.open_requests = Gauge("dynrt_open_requests", "Requests being served", registry=registry)
-        self.open_handoffs = Gauge("dynrt_open_handoffs", "Handoffs not yet over", registry=registry)
-        self.oldest_handoff_s = Gauge(
-            "dynrt_oldest_handoff_seconds", "Age of the oldest open handoff", registry=registry
-        )
-        self.quarantined_blocks = Gauge(
-            "dynrt_quarantined_blocks",
-            "Blocks reserved for handoffs that came to nothing, not yet known to be written to no more",
-            registry=registry,
-        )
-        self.workers = Gauge("dynrt_workers", "Registered workers by role", ["role"], registry=registry)
-        self.worker_losses = Counter("dynrt_worker_losses", "Workers that ended", ["role"], registry=registry)
         self.index_incomplete = Gauge(
             "dynrt_index_incomplete_workers",
             "Workers whose prefix index is empty until a snapshot",
@@ -115,9 +125,11 @@ class Metrics:
             registry=registry,
         )
         self._shown_dropped_blocks = 0
+
+    def _add_workers(self, registry: CollectorRegistry) -> None:
+        self.workers = Gauge("dynrt_workers", "Registered workers by role", ["role"], registry=registry)
+        self.worker_losses = Counter("dynrt_worker_losses", "Workers that ended", ["role"], registry=registry)
         self.blocks = Gauge("dynrt_kv_blocks", "KV blocks by state", ["worker", "state"], registry=registry)
-        self._add_vllm_names(model, registry)
-        self._show_zeros()
 
     def _add_vllm_names(self, model: str, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str) -> Counter:
@@ -139,7 +151,7 @@ class Metrics:
 
     def _show_zeros(self) -> None:
         """A counter that is absent until it counts breaks every rate() written for it."""
-        for outcome in HANDOFF_OUTCOMES:
+        for outcome in get_args(Outcome):
             self.handoffs.labels(outcome)
         for reason in get_args(Cause):
             self.handoff_failures.labels(reason)

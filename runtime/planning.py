@@ -115,7 +115,7 @@ class PlannerActor(Actor[PlannerMessage]):
     def show_index(self) -> None:
         """Set the metrics of the prefix index."""
         planner = self._planner
-        self._metrics.index_incomplete.set(len(planner.incomplete_workers))
+        self._metrics.index_incomplete.set(self.incomplete_workers)
         self._metrics.show_index(planner.index_bytes, planner.dropped_blocks)
 
     def is_idle(self) -> bool:

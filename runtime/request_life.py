@@ -132,7 +132,6 @@ class RequestLife:
             output_ids=pack_ids(self.output_ids),
             chars_emitted=self.chars_sent,
             salt=self.request.salt,
-            request_id=self.request.request_id,
             lease_s=LEASE_S,
             peer=attempt.prefill if attempt.is_remote else "",
         )

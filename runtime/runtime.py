@@ -37,9 +37,9 @@ from dynrt.runtime.messages import Role, SamplingParams, Shutdown, Status
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.model import find_model
 from dynrt.runtime.offload import Offload, ThreadOffload
-from dynrt.runtime.planning import PlannerActor
+from dynrt.runtime.planning import RETRY_AFTER_S, PlannerActor
 from dynrt.runtime.prompts import PromptEncoder
-from dynrt.runtime.request_life import RequestLife
+from dynrt.runtime.request_life import LEASE_S, RequestLife
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
 from dynrt.runtime.supervisor import EngineSlot, Supervisor
@@ -50,9 +50,8 @@ from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
 log = logging.getLogger("dynrt.runtime")
 
 STATUS_TIMEOUT_S = 10.0
-RETRY_AFTER_S = 2
 # A reservation may queue behind a full decode worker for as long as its client is ready to wait.
-_LEDGER_LIMITS = LedgerLimits(reserve_answer_s=600.0, settle_s=5.0, lease_s=30.0, max_open=8192)
+_LEDGER_LIMITS = LedgerLimits(reserve_answer_s=600.0, settle_s=5.0, lease_s=LEASE_S, max_open=8192)
 
 
 class Runtime:

@@ -114,7 +114,7 @@ class DecodeEnd:
         handoff = _Handoff(event, units, lease_until=now + event.lease_s, last_unit_at=now)
         handoff.first_token = self._early_tokens.pop(handoff_id, None)
         self._open[handoff_id] = handoff
-        answer = Reserved(*handoff_id, event.first_block, event.block_ids, units.missing)
+        answer = Reserved(*handoff_id, event.first_block, event.block_ids)
         return [Tell(answer), *self._commit_if_ready(handoff)]
 
     # --- from the runtime -------------------------------------------------------------------------

@@ -135,7 +135,6 @@ class Reserved(HandoffMessage, frozen=True, tag=True):
 
     first_block: int
     block_ids: list[int]
-    num_units: int  # layers * ranks * len(block_ids)
 
 
 class ReserveRefused(HandoffMessage, frozen=True, tag=True):

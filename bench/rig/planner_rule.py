@@ -53,7 +53,7 @@ class PlannerRule:
         return plan
 
     def stepped(self, worker: int, step: Step, now: float) -> None:
-        load = EngineLoad(waiting_prefill_tokens=step.waiting_tokens, blocks_active=step.active_blocks)
+        load = EngineLoad(blocks_active=step.active_blocks)
         timing = StepTiming(step.duration_s, now, step.prefill_tokens, step.prefill_context, 0, 0)
         self.planner.step(self.names[worker], load, timing)
 

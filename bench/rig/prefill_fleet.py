@@ -39,12 +39,11 @@ class CacheChange(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What a worker tells of a step, as an engine would: `waiting_tokens` counts waiting prompts in full."""
+    """What a worker tells of a step, as an engine would."""
 
     duration_s: float
     prefill_tokens: int
     prefill_context: int  # end² - start²
-    waiting_tokens: int
     active_blocks: int
 
 
@@ -114,7 +113,6 @@ class _Worker:
         self.shape = shape
         self.cache = BlockCache(shape.blocks_per_worker)
         self.queue: deque[TraceRequest] = deque()
-        self.queued_tokens = 0
         self.current: TraceRequest | None = None
         self.began_at = 0.0
         self.hit_tokens = 0
@@ -122,7 +120,6 @@ class _Worker:
 
     def begin(self, now: float) -> None:
         request = self.current = self.queue.popleft()
-        self.queued_tokens -= request.prompt_tokens
         usable = request.block_ids[: request.usable_blocks]
         held = self.cache.match(usable)
         self.cache.use(usable[:held])
@@ -146,7 +143,6 @@ class _Worker:
             duration_s=tokens / self.shape.prefill_tokens_per_s,
             prefill_tokens=tokens,
             prefill_context=end**2 - start**2,
-            waiting_tokens=self.queued_tokens + request.prompt_tokens - end,
             active_blocks=len(request.block_ids) if end < request.prompt_tokens else 0,
         )
 
@@ -186,7 +182,6 @@ class PrefillFleet:
         number = self._rule.choose(request, now)
         worker = self._workers[number]
         worker.queue.append(request)
-        worker.queued_tokens += request.prompt_tokens
         if worker.current is None:
             self._begin(number, now)
 

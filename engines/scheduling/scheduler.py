@@ -87,7 +87,7 @@ class Scheduler:
             return None
         self._occupy(sequence, hit)
         self._reserved[sequence.id] = sequence
-        return Reservation(len(hit), sequence.block_ids[len(hit) :], sequence.num_computed)
+        return Reservation(len(hit), sequence.block_ids[len(hit) :])
 
     def commit(self, key: bytes, epoch: int, first_token: int) -> None:
         """The reserved blocks are filled: go on behind `first_token`, which did not end the request."""
@@ -177,12 +177,9 @@ class Scheduler:
         return [_error_token(sequence.id, error) for sequence in batch.sequences]
 
     def load(self) -> EngineLoad:
-        waiting = sum(sequence.num_uncomputed for sequence in self._waiting.values())
-        running = (sequence.num_uncomputed for sequence in self._running.values())
         return EngineLoad(
             waiting_requests=len(self._waiting),
             running_requests=len(self._running),
-            waiting_prefill_tokens=waiting + sum(count for count in running if count > 1),
             blocks_total=self._pool.num_blocks,
             blocks_active=self._pool.num_active,
             blocks_cached=self._pool.num_cached,

@@ -59,14 +59,14 @@ def test_a_prompt_that_is_held_in_full_still_computes_its_last_block() -> None:
     assert (again.hit_tokens, again.ttft_s) == (4, pytest.approx(0.4))
 
 
-def test_rules_are_told_of_steps_with_waiting_prompts_in_full() -> None:
+def test_rules_are_told_of_steps() -> None:
     fleet = PrefillFleet(SHAPE)
     rule = ToFirst()
     fleet.run([ask(0, 0.0, 10, [1, 2, 3], output_tokens=30), ask(1, 0.5, 12, [1, 2, 4])], rule)
-    assert [(round(now, 6), step.prefill_tokens, step.waiting_tokens) for now, step in rule.steps] == [
-        (0.8, 8, 2 + 12),
-        (1.0, 2, 12),
-        (1.4, 4, 0),
+    assert [(round(now, 6), step.prefill_tokens) for now, step in rule.steps] == [
+        (0.8, 8),
+        (1.0, 2),
+        (1.4, 4),
     ]
     assert [step.prefill_context for _, step in rule.steps] == [64, 100 - 64, 144 - 64]
     assert rule.told == ["prefilled 0", "prefilled 1", "finished 1", "finished 0"]

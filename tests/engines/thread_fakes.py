@@ -90,7 +90,7 @@ class FakeEngine:
             return None
         self.free_blocks -= needed
         self.held[request.key, request.epoch] = needed
-        return Reservation(0, list(range(needed)), 0)
+        return Reservation(0, list(range(needed)))
 
     def commit(self, key: bytes, epoch: int, first_token: int) -> None:
         self.calls.append(("commit", key, epoch, first_token))

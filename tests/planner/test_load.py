@@ -42,11 +42,11 @@ def test_steps_work_off_the_oldest_prefill_first() -> None:
     assert load.prefill_tokens == 30
 
 
-def test_a_worker_that_reports_more_is_believed_but_for_prompts_that_wait() -> None:
+def test_a_worker_that_reports_more_is_believed() -> None:
     load = Load(16)
     load.plan_prefill(b"a", 100, 10)
     load.plan_decode(b"a", 100, 10)
-    load.report(EngineLoad(waiting_prefill_tokens=90, blocks_active=50))
+    load.report(EngineLoad(blocks_active=50))
     load.step(0, decode_kv_tokens=700)
     assert (load.prefill_tokens, load.held_tokens, load.decode_kv_tokens) == (10, 800, 700)
 
@@ -56,7 +56,7 @@ def test_a_report_that_is_late_does_not_outlive_the_last_request() -> None:
     load.plan_prefill(b"a", 100, 100)
     load.plan_decode(b"a", 100, 100)
     load.end(b"a")
-    load.report(EngineLoad(waiting_prefill_tokens=90, blocks_active=50))
+    load.report(EngineLoad(blocks_active=50))
     load.step(10, 700)
     assert numbers(load) == ZERO
 
@@ -93,9 +93,9 @@ class LoadMachine(RuleBasedStateMachine):
     def stepped(self, prefill_tokens: int, decode_kv_tokens: int) -> None:
         self.load.step(prefill_tokens, decode_kv_tokens)
 
-    @rule(waiting=st.integers(0, 2000), active=st.integers(0, 100))
-    def reported(self, waiting: int, active: int) -> None:
-        self.load.report(EngineLoad(waiting_prefill_tokens=waiting, blocks_active=active))
+    @rule(active=st.integers(0, 100))
+    def reported(self, active: int) -> None:
+        self.load.report(EngineLoad(blocks_active=active))
 
     @invariant()
     def never_negative_and_zero_when_idle(self) -> None:

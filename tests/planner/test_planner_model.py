@@ -109,7 +109,7 @@ class PlannerMachine(RuleBasedStateMachine):
     @rule(worker=workers, tokens=st.integers(0, 64), requests=st.integers(0, 4), active=st.integers(0, 64))
     def steps(self, worker: str, tokens: int, requests: int, active: int) -> None:
         timing = StepTiming(0.001 * (1 + tokens + requests), 0.0, tokens, tokens**2, requests, 10 * requests)
-        self.planner.step(worker, EngineLoad(waiting_prefill_tokens=tokens, blocks_active=active), timing)
+        self.planner.step(worker, EngineLoad(blocks_active=active), timing)
 
     @invariant()
     def knows_exactly_the_pairs_that_stand(self) -> None:

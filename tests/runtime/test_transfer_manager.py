@@ -65,7 +65,7 @@ async def hasty() -> AsyncIterator[Setting]:
 async def test_handoff_from_open_to_committed(patient: Setting) -> None:
     manager = patient.manager
     manager.tell(Open(KEY, 0, "p", "d"))
-    manager.tell(Said("d", Reserved(KEY, 0, 0, [4, 5], 4)))
+    manager.tell(Said("d", Reserved(KEY, 0, 0, [4, 5])))
     manager.tell(FirstToken(KEY, 0, 7, 1))
     manager.tell(Said("p", Sent(KEY, 0, 100, 1, 0.0, 0.0)))
     manager.tell(Said("d", Committed(KEY, 0, 5.0, "host")))
@@ -100,7 +100,7 @@ async def test_silent_ends_are_killed_and_their_death_closes_the_handoff(hasty: 
 async def test_end_with_a_full_outbox_is_killed(patient: Setting) -> None:
     patient.full.add("p")
     patient.manager.tell(Open(KEY, 0, "p", "d"))
-    patient.manager.tell(Said("d", Reserved(KEY, 0, 0, [4], 2)))
+    patient.manager.tell(Said("d", Reserved(KEY, 0, 0, [4])))
     await eventually(lambda: patient.killed == ["p"], "it hangs")
 
 

@@ -540,9 +540,8 @@ class SimEngine:
         self._tell(StepReport(deltas, self._reported_load, timing))
 
     def _load(self) -> EngineLoad:
-        prefill_tokens = sum(len(job.prompt_ids) - job.num_computed for job in self._prefilling)
         running = len(self._prefilling) + len(self._decoding)
-        return EngineLoad(len(self._waiting), running, prefill_tokens, NUM_BLOCKS, self.memory.num_active)
+        return EngineLoad(len(self._waiting), running, NUM_BLOCKS, self.memory.num_active)
 
 
 def _completed(job: Job, end: int) -> tuple[int, int]:

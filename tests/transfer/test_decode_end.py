@@ -47,7 +47,7 @@ def drained(reason: str, cause: Cause = "cancelled") -> list[DecodeEffect]:
 
 def test_a_reservation_is_answered_with_its_target_and_its_units() -> None:
     end = DecodeEnd(num_ranks=2, num_layers=2, host="here")
-    assert reserve(end, [5, 6]) == [Tell(Reserved(*ID, 3, [5, 6], num_units=8))]
+    assert reserve(end, [5, 6]) == [Tell(Reserved(*ID, 3, [5, 6]))]
 
 
 @pytest.mark.parametrize("token_first", [True, False])
@@ -74,7 +74,7 @@ def test_a_first_token_before_the_reservation_is_kept() -> None:
     end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
     assert end.first_token(TOKEN) == []
     reserved, *commit = reserve(end, [])
-    assert reserved == Tell(Reserved(*ID, 3, [], 0))
+    assert reserved == Tell(Reserved(*ID, 3, []))
     assert commit == [Tell(Committed(*ID, 1.0, "here")), COMMIT]
 
 

@@ -30,7 +30,7 @@ KEY = b"k" * 16
 ID = (KEY, 1)
 LIMITS = LedgerLimits(reserve_answer_s=30.0, settle_s=5.0, lease_s=30.0, max_open=2)
 
-RESERVED = Reserved(*ID, 2, [5, 6], 8)
+RESERVED = Reserved(*ID, 2, [5, 6])
 ARM = Send("p", Arm(*ID, "d", 2, [5, 6]))
 TOKEN = FirstToken(*ID, 42, 3)
 SENT = Sent(*ID, kv_bytes=800, num_writes=4, post_s=0.1, link_s=0.2)

@@ -94,7 +94,7 @@ def reserve(
     """Blocks on decode, and how the prefill end hears of them."""
     decode.post(ReservationMade(*handoff, prefill.incarnation, first_block, block_ids, 60.0))
     reserved = decode.expect(Reserved, handoff)
-    assert reserved.num_units == len(block_ids) * GEOMETRY.num_layers
+    assert reserved.block_ids == block_ids
     return Arm(*handoff, decode.incarnation, reserved.first_block, reserved.block_ids)
 
 

@@ -196,7 +196,7 @@ def test_a_step_reports_load_timing_and_cache_events(make_engine: MakeEngine) ->
     assert third.timing.duration_s > 0
     [event] = first.cache_events
     assert isinstance(event, BlocksStored) and len(event.keys) == 3
-    assert (first.load.running_requests, first.load.waiting_prefill_tokens) == (1, 10)
+    assert (first.load.running_requests, first.load.waiting_requests) == (1, 0)
     assert engine.cache_snapshot()[0].keys == [1, 2, 3, 4, 5]
 
 

@@ -303,7 +303,7 @@ def test_a_reservation_wholly_hit_needs_no_blocks_and_goes_on_at_once() -> None:
     run(engine)
     request = make_request(2, prompt(8))
     reservation = engine.scheduler.reserve(request)
-    assert reservation == Reservation(first_block=2, block_ids=[], cached_tokens=8)
+    assert reservation == Reservation(first_block=2, block_ids=[])
     expected = expected_outcome(request)[0]
     engine.scheduler.commit(request.key, 0, expected[0])
     tokens = run(engine)
