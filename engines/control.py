@@ -211,16 +211,7 @@ class ControlThread:
 
     def _submit(self, submit: Submit) -> None:
         handoff = submit.key, submit.epoch
-        output_ids = unpack_ids(submit.output_ids)
-        request = EngineRequest(
-            submit.key,
-            submit.epoch,
-            unpack_ids(submit.prompt_ids),
-            submit.sampling,
-            output_ids,
-            submit.salt,
-            prefill_only=submit.purpose == "prefill",
-        )
+        request = EngineRequest.of(submit)
         self._requests.add(handoff)
         if submit.purpose != "generate":
             self._handoffs.add(handoff)
@@ -228,7 +219,7 @@ class ControlThread:
             self._reserved[handoff] = submit
             self._to_compute(Reserve(request, submit.peer, submit.lease_s))
         else:
-            self._replies.open(submit, output_ids, submit.chars_emitted)
+            self._replies.open(submit, request.output_ids, submit.chars_emitted)
             self._to_compute(Generate(request))
 
     def _first_token(self, first: FirstToken) -> None:

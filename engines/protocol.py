@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from dynrt.planner.events import BlocksStored, CacheEvent
-from dynrt.runtime.messages import EngineLoad, FinishReason, SamplingParams, StepTiming
+from dynrt.runtime.messages import EngineLoad, FinishReason, SamplingParams, StepTiming, Submit, unpack_ids
 from dynrt.transfer.layout import KvGeometry, KvRegion
 from dynrt.transfer.local import BlocksReady
 
@@ -38,6 +38,18 @@ class EngineRequest(msgspec.Struct, frozen=True):
     output_ids: Sequence[int] = ()
     salt: str = ""
     prefill_only: bool = False  # sample one token, then stop; keep the blocks pinned until `release`
+
+    @classmethod
+    def of(cls, submit: Submit) -> EngineRequest:
+        return cls(
+            key=submit.key,
+            epoch=submit.epoch,
+            prompt_ids=unpack_ids(submit.prompt_ids),
+            sampling=submit.sampling,
+            output_ids=unpack_ids(submit.output_ids),
+            salt=submit.salt,
+            prefill_only=submit.purpose == "prefill",
+        )
 
 
 class Reservation(msgspec.Struct, frozen=True):

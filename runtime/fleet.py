@@ -187,8 +187,8 @@ class Fleet:
 
     def _connect(self, prefill: Worker, decode: Worker) -> None:
         # Decode first: it must be polling when prefill's connection arrives.
-        self.observer.tell(decode.incarnation, _introduction(prefill, will_push=False))
-        self.observer.tell(prefill.incarnation, _introduction(decode, will_push=True))
+        self.observer.tell(decode.incarnation, introduction(prefill.register, will_push=False))
+        self.observer.tell(prefill.incarnation, introduction(decode.register, will_push=True))
 
     def _answer_stranger(self, incarnation: str, message: Refused | Unknown) -> None:
         with suppress(MailboxFullError):  # it takes no messages, and it is not ours to kill
@@ -214,10 +214,10 @@ def pair_mismatch(prefill: Worker, decode: Worker) -> Mismatch | None:
     )
 
 
-def _introduction(worker: Worker, will_push: bool) -> ConnectPeer:
-    register = worker.register
+def introduction(register: Register, will_push: bool) -> ConnectPeer:
+    """Of this engine, to one that it is to be connected with."""
     return ConnectPeer(
-        incarnation=worker.incarnation,
+        incarnation=register.incarnation,
         agent_metadata=register.agent_metadata,
         region_addresses=register.region_addresses,
         num_blocks=register.geometry[0].num_blocks,

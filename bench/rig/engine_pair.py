@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from dynrt.engines.config import EngineConfig
+from dynrt.runtime.fleet import introduction
 from dynrt.runtime.messages import (
     FromEngine,
     Register,
@@ -32,7 +33,6 @@ from dynrt.transfer.events import (
     Arm,
     CancelHandoff,
     Committed,
-    ConnectPeer,
     FirstToken,
     PeerConnected,
     Quiesced,
@@ -208,8 +208,8 @@ class EnginePair:
         while len(self._registers) < len(self._tokens):
             await self._next(Register)
         prefill, decode = self._registers["prefill"], self._registers["decode"]
-        self._send("decode", _introduction(prefill, will_push=False))
-        self._send("prefill", _introduction(decode, will_push=True))
+        self._send("decode", introduction(prefill, will_push=False))
+        self._send("prefill", introduction(decode, will_push=True))
         connected = await self._next(PeerConnected)
         assert connected.error is None, connected.error
 
@@ -237,13 +237,3 @@ class EnginePair:
 
     def _send(self, role: str, message: Any) -> None:
         self._channel.send(self._registers[role].incarnation, message)
-
-
-def _introduction(register: Register, will_push: bool) -> ConnectPeer:
-    return ConnectPeer(
-        register.incarnation,
-        register.agent_metadata,
-        register.region_addresses,
-        register.geometry[0].num_blocks,
-        will_push,
-    )

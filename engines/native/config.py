@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from dynrt.engines.models.directory import TokenIds, eos_token_ids, read_json
 from dynrt.runtime.errors import ModelLoadError
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM")
@@ -14,7 +15,6 @@ SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
 
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
-TokenIds = int | list[int] | None
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         Raises ModelLoadError if they are missing, malformed, or describe a model that cannot be computed here.
         """
         model_dir = Path(model_dir)
-        raw = _read(model_dir / "config.json", _HfConfig)
+        raw = read_json(model_dir / "config.json", _HfConfig)
         _refuse_unsupported(raw)
         is_qwen2 = raw.architectures[0] == "Qwen2ForCausalLM"
         return cls(
@@ -96,7 +96,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             qkv_bias=is_qwen2 or raw.attention_bias,
             o_bias=not is_qwen2 and raw.attention_bias,
             mlp_bias=not is_qwen2 and raw.mlp_bias,
-            eos_token_ids=_eos_token_ids(model_dir, raw),
+            eos_token_ids=eos_token_ids(model_dir, raw.eos_token_id),
         )
 
 
@@ -139,21 +139,6 @@ class _HfConfig(msgspec.Struct):
     layer_types: list[str] | None = None
     quantization_config: dict[str, object] | None = None
     eos_token_id: TokenIds = None
-
-
-class _HfGenerationConfig(msgspec.Struct):
-    eos_token_id: TokenIds = None
-
-
-def _read(path: Path, shape: type[T]) -> T:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=shape)
-    except OSError as error:
-        raise ModelLoadError(
-            f"cannot read {path}: {error.strerror}; expected a Hugging Face model"
-        ) from error
-    except msgspec.MsgspecError as error:
-        raise ModelLoadError(f"{path}: {error}") from error
 
 
 def _refuse_unsupported(raw: _HfConfig) -> None:
@@ -210,14 +195,3 @@ def _required(value: T | None, field: str, rope_type: str) -> T:
     if value is None:
         raise ModelLoadError(f"rope type {rope_type!r} needs the field {field} in config.json")
     return value
-
-
-def _eos_token_ids(model_dir: Path, raw: _HfConfig) -> tuple[int, ...]:
-    """From generation_config.json, else config.json: the former is what the model's authors generate with."""
-    path = model_dir / "generation_config.json"
-    ids = _read(path, _HfGenerationConfig).eos_token_id if path.exists() else None
-    if ids is None:
-        ids = raw.eos_token_id
-    if ids is None:
-        return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)

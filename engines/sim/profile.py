@@ -98,5 +98,5 @@ def _derive(model: _Model, gpu: _Gpu, name: str) -> Profile:
 def _read(path: Path) -> Profile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Profile)
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"--sim-profile {path}: {error}") from error

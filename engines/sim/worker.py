@@ -42,7 +42,6 @@ from dynrt.runtime.messages import (
     TokenDelta,
     Unknown,
     Welcome,
-    unpack_ids,
 )
 from dynrt.transfer.events import CancelHandoff, FirstToken, HandoffId
 
@@ -149,7 +148,7 @@ class SimWorker:
                 self._handoffs.post(message)
 
     def _submit(self, submit: Submit) -> None:
-        request = _request(submit)
+        request = EngineRequest.of(submit)
         if submit.purpose == "reserve":
             self._reserved[submit.key, submit.epoch] = submit
             self._post(Reserve(request, submit.peer, submit.lease_s))
@@ -266,15 +265,3 @@ class SimWorker:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def _request(submit: Submit) -> EngineRequest:
-    return EngineRequest(
-        key=submit.key,
-        epoch=submit.epoch,
-        prompt_ids=unpack_ids(submit.prompt_ids),
-        sampling=submit.sampling,
-        output_ids=unpack_ids(submit.output_ids),
-        salt=submit.salt,
-        prefill_only=submit.purpose == "prefill",
-    )
