@@ -10,21 +10,20 @@ import torch
 from dynrt.engines.config import EngineConfig
 from dynrt.engines.native.model import Model, default_dtype, load_model
 from dynrt.engines.native.sampler import sample
-from dynrt.engines.protocol import EngineInfo, EngineRequest, LayerHook, Reservation, StepOutput, Token
-from dynrt.engines.scheduling.block_pool import BlockPool
+from dynrt.engines.protocol import EngineInfo, LayerHook, StepOutput, Token
 from dynrt.engines.scheduling.limits import limits_of
-from dynrt.engines.scheduling.scheduler import Batch, Scheduler
+from dynrt.engines.scheduling.scheduled import ScheduledEngine
+from dynrt.engines.scheduling.scheduler import Batch
 from dynrt.engines.scheduling.work import StepWork
-from dynrt.planner.events import BlocksStored
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.messages import EngineLoad, StepTiming
+from dynrt.runtime.messages import StepTiming
 from dynrt.transfer.layout import KvGeometry, KvRegion
 
 CPU_KV_BYTES = 1 << 30  # the KV cache on a CPU, unless one full context needs more
 CUDA_KV_SHARE = 0.85  # of the memory that is free once the model is loaded; the rest is for activations
 
 
-class NativeEngine:
+class NativeEngine(ScheduledEngine):
     """See engines.protocol.Engine. Raises ConfigError or ModelLoadError if it cannot be built."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -35,40 +34,17 @@ class NativeEngine:
         self._model = load_model(config.model_dir, dtype, self._device)
         geometry = _choose_geometry(config, self._model, dtype, self._device)
         self._kv = self._model.new_kv_cache(geometry.num_blocks, geometry.block_size)
-        self._info = EngineInfo(
+        info = EngineInfo(
             kind="native",
             context_length=self._model.config.context_length,
             vocab_size=self._model.config.vocab_size,
             eos_token_ids=frozenset(self._model.config.eos_token_ids),
             geometry=[geometry],
         )
-        self._pool = BlockPool(geometry.num_blocks, geometry.block_size)
-        self._scheduler = Scheduler(limits_of(config, self._info), self._pool)
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+        super().__init__(info, limits_of(config, info))
 
     def kv_regions(self) -> list[list[KvRegion]]:
         return [[KvRegion(layer.data_ptr(), layer.nbytes, layer.device.index) for layer in self._kv]]
-
-    def submit(self, request: EngineRequest) -> None:
-        self._scheduler.submit(request)
-
-    def cancel(self, key: bytes, epoch: int) -> None:
-        self._scheduler.cancel(key, epoch)
-
-    def reserve(self, request: EngineRequest) -> Reservation | None:
-        return self._scheduler.reserve(request)
-
-    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
-        self._scheduler.commit(key, epoch, first_token)
-
-    def release(self, key: bytes, epoch: int) -> None:
-        self._scheduler.release(key, epoch)
-
-    def has_work(self) -> bool:
-        return self._scheduler.has_work() or self._pool.has_events()
 
     def step(self, hook: LayerHook) -> StepOutput:
         started_at = time.perf_counter()
@@ -78,12 +54,6 @@ class NativeEngine:
             computed, timing = self._run(batch, hook, started_at)
             tokens += computed
         return StepOutput(tokens, self._pool.take_events(), self.load(), timing)
-
-    def load(self) -> EngineLoad:
-        return self._scheduler.load()
-
-    def cache_snapshot(self) -> list[BlocksStored]:
-        return self._pool.snapshot()
 
     def close(self) -> None:
         """Free the KV cache and the model; nothing else may be called afterwards."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from dynrt.engines.config import EngineConfig
-from dynrt.engines.protocol import EngineInfo, EngineRequest, Reservation, StepOutput, Token
-from dynrt.engines.scheduling.block_pool import BlockPool
+from dynrt.engines.protocol import EngineInfo, StepOutput, Token
 from dynrt.engines.scheduling.limits import limits_of
-from dynrt.engines.scheduling.scheduler import Batch, Scheduler
+from dynrt.engines.scheduling.scheduled import ScheduledEngine
+from dynrt.engines.scheduling.scheduler import Batch
 from dynrt.engines.scheduling.work import StepWork
 from dynrt.engines.sim.profile import Profile
-from dynrt.planner.events import BlocksStored
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.messages import EngineLoad
 from dynrt.transfer.local import BlocksReady
 
 _WRITTEN_AT = 0.1  # share of a layer after which its KV is there: norm, QKV projection and rotary embedding
@@ -47,7 +45,7 @@ class TimedStep(msgspec.Struct, frozen=True):
         return self.started_at + (self.ends_at - self.started_at) * (layer + _WRITTEN_AT) / self.num_layers
 
 
-class TimedCore:
+class TimedCore(ScheduledEngine):
     """Requests are handled as in engines.protocol.Engine; subclasses say how a step is planned and finished."""
 
     def __init__(
@@ -55,45 +53,13 @@ class TimedCore:
     ) -> None:
         """`checks_ids`: look at every token id of a request, which takes long where nothing is computed."""
         geometry = info.geometry[0]
-        self.profile = profile
-        self._info = info
-        self._speedup = config.sim.speedup
-        self._kv_capacity = geometry.num_blocks * geometry.block_size
-        self._pool = BlockPool(geometry.num_blocks, geometry.block_size)
         limits = limits_of(config, info)
         if not checks_ids:
             limits = msgspec.structs.replace(limits, vocab_size=None)
-        self._scheduler = Scheduler(limits, self._pool)
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    # --- requests -------------------------------------------------------------------------------------
-
-    def submit(self, request: EngineRequest) -> None:
-        self._scheduler.submit(request)
-
-    def cancel(self, key: bytes, epoch: int) -> None:
-        self._scheduler.cancel(key, epoch)
-
-    def reserve(self, request: EngineRequest) -> Reservation | None:
-        return self._scheduler.reserve(request)
-
-    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
-        self._scheduler.commit(key, epoch, first_token)
-
-    def release(self, key: bytes, epoch: int) -> None:
-        self._scheduler.release(key, epoch)
-
-    def has_work(self) -> bool:
-        return self._scheduler.has_work() or self._pool.has_events()
-
-    def load(self) -> EngineLoad:
-        return self._scheduler.load()
-
-    def cache_snapshot(self) -> list[BlocksStored]:
-        return self._pool.snapshot()
+        super().__init__(info, limits)
+        self.profile = profile
+        self._speedup = config.sim.speedup
+        self._kv_capacity = geometry.num_blocks * geometry.block_size
 
     # --- steps ----------------------------------------------------------------------------------------
 

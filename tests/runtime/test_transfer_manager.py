@@ -12,6 +12,7 @@ from zmq_engine import eventually
 from dynrt.runtime.errors import MailboxFullError
 from dynrt.runtime.messages import ToEngine
 from dynrt.runtime.transfer_manager import Abandon, Gone, Open, Said, TransferManager
+from dynrt.runtime.virtual_time import run_virtually
 from dynrt.transfer.events import Arm, CancelHandoff, Committed, Drained, FirstToken, Quiesced, Reserved, Sent
 from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
 from dynrt.transfer.ledger_effects import Decided
@@ -104,9 +105,13 @@ async def test_end_with_a_full_outbox_is_killed(patient: Setting) -> None:
     await eventually(lambda: patient.killed == ["p"], "it hangs")
 
 
-async def test_stopped_manager_sets_no_timer_off(hasty: Setting) -> None:
-    hasty.manager.tell(Open(KEY, 0, "p", "d"))
-    await eventually(lambda: hasty.manager.open_handoffs == 1, "it is open")
-    await hasty.close()
-    await asyncio.sleep(2 * LIMITS.reserve_answer_s)
-    assert hasty.manager.mailbox_size == 0
+def test_stopped_manager_sets_no_timer_off() -> None:
+    async def main() -> None:
+        setting = Setting(LIMITS)
+        setting.manager.tell(Open(KEY, 0, "p", "d"))
+        await eventually(lambda: setting.manager.open_handoffs == 1, "it is open")
+        await setting.close()
+        await asyncio.sleep(2 * LIMITS.reserve_answer_s)
+        assert setting.manager.mailbox_size == 0
+
+    run_virtually(main())
