@@ -20,7 +20,7 @@ from dynrt.transfer.local import BlocksReady
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine is, fixed from its construction."""
 
-    kind: str  # "native", "vllm", "sim"
+    kind: str  # "native" or "sim"
     context_length: int
     vocab_size: int
     eos_token_ids: frozenset[int]

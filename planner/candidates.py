@@ -51,6 +51,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def first_token_ms(self) -> float:
+        """Prefill samples the first token, and it goes to the client at once: nothing later delays it."""
         return self.queue_ms + self.compute_ms
 
     @property

@@ -38,11 +38,6 @@ class Terms(msgspec.Struct, frozen=True):
     def expected_ms(self) -> float:
         return self.queue_ms + self.compute_ms + self.transfer_ms + self.handoff_ms + self.decode_ms
 
-    @property
-    def first_token_ms(self) -> float:
-        """Prefill samples the first token, and it goes to the client at once: nothing later delays it."""
-        return self.queue_ms + self.compute_ms
-
     def describe(self) -> str:
         """The sum and its parts, for people."""
         parts = ", ".join(
@@ -89,7 +84,7 @@ def batch_ms(coefficients: Coefficients, load: Load, kv_tokens: int, output_toke
 def exposed_transfer_ms(
     compute_ms: float, num_layers: int, fresh_bytes: float, cached_bytes: float, bytes_per_ms: float
 ) -> float:
-    """The least time by which a layer-wise push ends after its compute (docs/design.md, the handoff's bound).
+    """The least time by which a layer-wise push ends after its compute (docs/planner.md, `transfer_ms`).
 
     `fresh_bytes` appear layer by layer, a little after each layer starts; `cached_bytes` can go at time zero.
     """

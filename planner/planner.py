@@ -134,7 +134,7 @@ class Planner:
         worker.load.report(load)
 
     def pushed(self, prefill: str, decode: str, kv_bytes: int, duration_s: float) -> None:
-        """A handoff moved so many bytes from its first post to the last arrival in this time."""
+        """A handoff moved so many bytes while the link was busy with it for this time."""
         self._links.pushed((prefill, decode), kv_bytes, duration_s)
 
     def exposed(self, exposed_s: float) -> None:

@@ -34,9 +34,11 @@ async def _prepare(model: str | None) -> ModelDir:
     try:
         async with asyncio.timeout(PREPARE_TIMEOUT_S):
             stdout, _ = await process.communicate()
-    except BaseException:
+    except BaseException as error:
         process.kill()
         await process.wait()
+        if isinstance(error, TimeoutError):
+            raise ModelLoadError(f"preparing the model took over {PREPARE_TIMEOUT_S:g} s") from error
         raise
     if process.returncode == 0:
         return msgspec.json.decode(stdout, type=ModelDir)

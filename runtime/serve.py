@@ -92,12 +92,17 @@ async def _serves(runtime: Runtime) -> None:
 
 
 async def _probe(runtime: Runtime) -> None:
-    """One real request through the very path that clients take."""
+    """One real request through the very path that clients take. Raises ConfigError if it does not end."""
     sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     request = GenerateRequest(await runtime.encode("Hello"), sampling, request_id="probe")
-    async with asyncio.timeout(PROBE_TIMEOUT_S):
-        async for _ in runtime.generate(request):
-            pass
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async for _ in runtime.generate(request):
+                pass
+    except TimeoutError:
+        raise ConfigError(
+            f"a first request of one token was not answered within {PROBE_TIMEOUT_S:g} s; its engines' logs are above"
+        ) from None
 
 
 class _StopSignals:

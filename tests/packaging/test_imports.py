@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("runtime", "engines", "planner", "transfer")
-TRANSFER_CORES = ("prefill_end", "decode_end", "ledger", "layout", "events")
+TRANSFER_CORES = ("prefill_end", "decode_end", "ends", "ledger", "ledger_effects", "layout", "events")
 
 # What a package may import of the others. A name stands for the module and all below it.
 ENGINE_SIDE_OF_RUNTIME = (

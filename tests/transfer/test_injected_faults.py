@@ -1,4 +1,4 @@
-"""What goes wrong in transfers elsewhere, injected between two real processes: notes name the kind of bug report."""
+"""What goes wrong in transfers elsewhere, injected between two real processes; each test names the kind of bug."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dynrt.transfer.events import (
     ConnectPeer,
     Drained,
     FirstToken,
+    HandoffId,
     PeerConnected,
     PeerQuiesced,
     Quiesced,
@@ -35,7 +36,6 @@ from dynrt.transfer.ucx import ucx_environment
 GEOMETRY = KvGeometry(
     num_layers=4, num_blocks=16, block_size=32, num_kv_heads=4, head_size=64, dtype="float32"
 )
-HandoffId = tuple[bytes, int]
 StartPair = Callable[..., tuple[KvProcess, KvProcess]]
 
 
@@ -125,7 +125,7 @@ def is_over(prefill: KvProcess, decode: KvProcess) -> None:
 def test_writes_that_overtake_each_other_are_counted_not_ordered(
     start_pair: StartPair, handoff: HandoffId
 ) -> None:
-    """A completion count that relies on the last message (5C 57, 58)."""
+    """A completion count that relies on the last message."""
     prefill, decode = start_pair(Fault("reorder", limit=1))
     begin(handoff, prefill, decode)
     commits(handoff, prefill, decode)
@@ -136,7 +136,7 @@ def test_writes_that_overtake_each_other_are_counted_not_ordered(
 def test_a_delayed_write_delays_the_commit_and_nothing_is_used_before(
     start_pair: StartPair, handoff: HandoffId
 ) -> None:
-    """Decode runs over blocks that have not arrived (5C 42, 45)."""
+    """Decode runs over blocks that have not arrived."""
     prefill, decode = start_pair(Fault("delay", limit=1, seconds=0.3))
     began_at = time.monotonic()
     begin(handoff, prefill, decode)
@@ -149,7 +149,7 @@ def test_a_delayed_write_delays_the_commit_and_nothing_is_used_before(
 def test_a_write_that_cannot_be_posted_fails_its_handoff_at_both_ends(
     start_pair: StartPair, handoff: HandoffId
 ) -> None:
-    """A write that cannot start is skipped, and its receiver counts for ever (5B 29; 5A 5, 6)."""
+    """A write that cannot start is skipped, and its receiver counts for ever."""
     prefill, decode = start_pair(Fault("refuse", limit=1))
     begin(handoff, prefill, decode)
     assert not fails(handoff, prefill, decode).clean
@@ -158,7 +158,7 @@ def test_a_write_that_cannot_be_posted_fails_its_handoff_at_both_ends(
 
 
 def test_after_a_failed_write_the_connection_is_made_again(start_pair: StartPair, handoff: HandoffId) -> None:
-    """A broken connection stays broken until both ends restart (5A 1, 3)."""
+    """A broken connection stays broken until both ends restart."""
     prefill, decode = start_pair(Fault("fail", limit=1))
     begin(handoff, prefill, decode)
     assert not fails(handoff, prefill, decode).clean
@@ -172,7 +172,7 @@ def test_after_a_failed_write_the_connection_is_made_again(start_pair: StartPair
 def test_a_lost_completion_keeps_the_source_pinned_and_is_reported(
     start_pair: StartPair, handoff: HandoffId
 ) -> None:
-    """A completion is lost and its waiter hangs (5C 58, 59); decode has everything and does not wait for it."""
+    """A completion is lost and its waiter hangs; decode has everything and does not wait for it."""
     prefill, decode = start_pair(Fault("drop", limit=1))
     begin(handoff, prefill, decode)
     commits(handoff, prefill, decode)
@@ -187,7 +187,7 @@ def test_a_lost_completion_keeps_the_source_pinned_and_is_reported(
 def test_a_stalled_write_is_reported_and_frees_nothing_by_itself(
     start_pair: StartPair, handoff: HandoffId
 ) -> None:
-    """A time-out frees memory that is still written to (5B 21, 25, 39); cleanup waits for new work (5A 13)."""
+    """A time-out frees memory that is still written to; cleanup waits for new work."""
     prefill, decode = start_pair(Fault("stall", limit=1))
     begin(handoff, prefill, decode)
     assert prefill.expect(Stalled, handoff)
@@ -200,7 +200,7 @@ def test_a_stalled_write_is_reported_and_frees_nothing_by_itself(
 
 
 def test_a_cancel_on_a_slow_link_waits_for_what_was_posted(start_pair: StartPair, handoff: HandoffId) -> None:
-    """Pages go to the next request while the previous one's write is on its way (5B 21, 37)."""
+    """Pages go to the next request while the previous one's write is on its way."""
     layer_bytes = GEOMETRY.layer_block_bytes
     prefill, decode = start_pair(throttle=LinkSpeed(layer_bytes / 0.1))
     begin(handoff, prefill, decode)
@@ -227,7 +227,7 @@ def test_a_slow_link_is_as_slow_as_it_says(start_pair: StartPair, handoff: Hando
 def test_bytes_that_were_not_sent_fail_the_handoff_in_checksum_mode(
     start_pair: StartPair, handoff: HandoffId
 ) -> None:
-    """Wrong KV is decoded in silence (5C 42, 43, 57)."""
+    """Wrong KV is decoded in silence."""
     prefill, decode = start_pair(Fault("corrupt", limit=1), verify=True)
     begin(handoff, prefill, decode)
     drained = decode.expect(Drained, handoff)
@@ -241,7 +241,7 @@ def test_bytes_that_were_not_sent_fail_the_handoff_in_checksum_mode(
 def test_first_handoffs_to_two_peers_at_once_are_more_than_all_windows_together(
     tmp_path: Path,
 ) -> None:
-    """First requests of several decode workers at once hang (5A 10); more than a window deadlocks (5C 59, 5D 89)."""
+    """First requests of several decode workers at once hang; more than a window deadlocks."""
     processes = KvProcesses("tcp", GEOMETRY, tmp_path)
     try:
         prefill, *decodes = workers = [processes.start(name) for name in ("prefill", "one", "two")]
@@ -277,7 +277,7 @@ def offer(handoff: HandoffId, prefill: KvProcess, decode: KvProcess, block: int)
 def test_a_cancel_of_what_was_transferred_but_not_yet_used_frees_it(
     start_pair: StartPair, handoff: HandoffId
 ) -> None:
-    """Transferred, waiting to be merged, aborted: leak (5B 33); an abort right behind the last write (5B 27)."""
+    """Transferred, waiting to be merged, aborted: leak; an abort right behind the last write."""
     prefill, decode = start_pair()
     prefill.post(PrefillOpened(*handoff))
     decode.post(ReservationMade(*handoff, prefill.incarnation, 0, [3], 60.0))
