@@ -21,6 +21,7 @@ from rig.report import Report, at_least, at_most, finish, new_report, spread
 from dynrt.engines.config import EngineConfig
 from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.model import find_model
+from dynrt.runtime.offload import InlineOffload
 from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.throttle import LinkSpeed
 from dynrt.transfer.trace import TraceEvent
@@ -157,7 +158,7 @@ def _cases(quick: bool, links: bool) -> list[Case]:
 
 async def _config(case: Case, arguments: argparse.Namespace, directory: Path) -> EngineConfig:
     if case.model is None:
-        model = await find_model(arguments.model)
+        model = await find_model(arguments.model, InlineOffload())
         return EngineConfig(
             model.path, model.name, dtype=arguments.dtype, threads=1, max_batch_tokens=case.chunk
         )

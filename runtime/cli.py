@@ -70,7 +70,12 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "float32", "bfloat16"),
         help="of weights and KV cache (default: the fastest here)",
     )
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument(
+        "--device",
+        default="auto",
+        choices=("auto", "cpu", "cuda"),
+        help="where it computes (default: a GPU if there is one)",
+    )
     parser.add_argument(
         "--threads", type=int, metavar="N", help="CPU threads per engine (default: cores / engines)"
     )
@@ -145,7 +150,12 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--join", required=True, metavar="ADDRESS", help="control address that the runtime logs"
     )
-    parser.add_argument("--role", default="both", choices=("prefill", "decode", "both"))
+    parser.add_argument(
+        "--role",
+        default="both",
+        choices=("prefill", "decode", "both"),
+        help="what the runtime uses it for (default: both)",
+    )
     _add_model_options(parser)
     # From the runtime to the engines that it spawns:
     parser.add_argument("--settings", help=argparse.SUPPRESS)

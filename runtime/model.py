@@ -9,6 +9,7 @@ import msgspec
 
 from dynrt.engines.models.resolve import ModelDir, find_ready
 from dynrt.runtime.errors import ModelLoadError
+from dynrt.runtime.offload import Offload
 
 PREPARE_TIMEOUT_S = 3600.0
 
@@ -17,12 +18,13 @@ class _Failure(msgspec.Struct, frozen=True):
     error: str
 
 
-async def find_model(model: str | None) -> ModelDir:
+async def find_model(model: str | None, offload: Offload) -> ModelDir:
     """Fetch and convert it first if need be, in a process of its own: the runtime stays small.
 
-    Its progress goes to standard error. Raises ModelLoadError.
+    Its progress goes to standard error. `offload` looks at what is there, which can mean to hash a large file.
+    Raises ModelLoadError.
     """
-    ready = find_ready(model)
+    ready = await offload.run(lambda: find_ready(model))
     return ready if ready is not None else await _prepare(model)
 
 

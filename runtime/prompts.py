@@ -47,10 +47,6 @@ class PromptEncoder:
         templates = {name: ChatTemplate(source, now) for name, source in sources.items()}
         return cls(_load_tokenizer(path), templates, _special_tokens(config))
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self._templates)
-
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -131,7 +131,7 @@ class Runtime:
         self._draining = True
 
     async def _start(self) -> None:
-        self._model = await find_model(self._config.model)
+        self._model = await find_model(self._config.model, self._offload)
         self._prompts = await self._offload.run(lambda: PromptEncoder.from_dir(self._model.path))
         self._assemble(self._model)
         self._channel.open(self._dispatcher.on_message)

@@ -18,8 +18,10 @@ class _GenerationConfig(msgspec.Struct):
     eos_token_id: TokenIds = None
 
 
-class _ShardIndex(msgspec.Struct):
-    weight_map: dict[str, str]
+class ShardIndex(msgspec.Struct):
+    """model.safetensors.index.json of a model in several files."""
+
+    weight_map: dict[str, str]  # file by tensor
 
 
 def missing_files(path: Path) -> list[str]:
@@ -56,7 +58,7 @@ def _missing_weights(path: Path) -> list[str]:
     if not index.is_file():
         return [] if any(path.glob("*.safetensors")) else ["*.safetensors"]
     try:
-        shards = set(msgspec.json.decode(index.read_bytes(), type=_ShardIndex).weight_map.values())
+        shards = set(msgspec.json.decode(index.read_bytes(), type=ShardIndex).weight_map.values())
     except msgspec.DecodeError as error:
         return [f"readable {index.name} ({error})"]
     return sorted(shard for shard in shards if not (path / shard).is_file())

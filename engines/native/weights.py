@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from dynrt.engines.models.directory import ShardIndex, read_json
 from dynrt.engines.native.config import ModelConfig
 from dynrt.runtime.errors import ModelLoadError
 
@@ -99,17 +99,8 @@ def _weight_files(model_dir: Path) -> list[Path]:
     index_path = model_dir / "model.safetensors.index.json"
     if not index_path.exists():
         return [model_dir / "model.safetensors"]
-    try:
-        index = msgspec.json.decode(index_path.read_bytes(), type=_Index)
-    except msgspec.MsgspecError as error:
-        raise ModelLoadError(f"{index_path}: {error}") from error
+    index = read_json(index_path, ShardIndex)
     return [model_dir / name for name in sorted(set(index.weight_map.values()))]
-
-
-class _Index(msgspec.Struct):
-    """model.safetensors.index.json of a model in several files."""
-
-    weight_map: dict[str, str]
 
 
 class _TensorFile(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from rig.live_runtime import counter, seconds_until
 
 from dynrt.runtime import GenerateRequest, Runtime, RuntimeConfig
 from dynrt.runtime.errors import EngineError
@@ -56,21 +56,8 @@ async def tokens_of(runtime: Runtime, wanted: GenerateRequest) -> list[int]:
     return token_ids
 
 
-def counted(runtime: Runtime, name: str) -> float:
-    lines = runtime.metrics_text().decode().splitlines()
-    [value] = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} ")]
-    return value
-
-
 async def eventually(condition: Callable[[], Any | Awaitable[Any]]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            holds_now = condition()
-            if inspect.isawaitable(holds_now):
-                holds_now = await holds_now
-            if holds_now:
-                return
-            await asyncio.sleep(0.02)
+    await seconds_until(condition, DEADLINE_S)
 
 
 async def is_settled(runtime: Runtime) -> bool:
@@ -81,9 +68,9 @@ async def is_settled(runtime: Runtime) -> bool:
 async def hands_off(runtime: Runtime) -> bool:
     """A request is served by the pair, not by decode alone as while their connection is being made again."""
     committed = 'dynrt_handoffs_total{outcome="committed"}'
-    before = counted(runtime, committed)
+    before = counter(runtime, committed)
     await tokens_of(runtime, request(3))
-    return counted(runtime, committed) > before
+    return counter(runtime, committed) > before
 
 
 async def holds(runtime: Runtime) -> int:
@@ -95,16 +82,16 @@ async def test_corrupted_kv_fails_its_request_alone_and_is_counted(tiny_model_di
     async with runtime_with(tiny_model_dir, Fault("corrupt", limit=1), verify=True) as runtime:
         with pytest.raises(EngineError, match="arrived corrupted and was not used: rank 0, layer 0"):
             await tokens_of(runtime, request(1))
-        assert counted(runtime, 'dynrt_handoff_failures_total{reason="checksum"}') == 1
-        assert counted(runtime, 'dynrt_handoffs_total{outcome="failed"}') == 1
+        assert counter(runtime, 'dynrt_handoff_failures_total{reason="checksum"}') == 1
+        assert counter(runtime, 'dynrt_handoffs_total{outcome="failed"}') == 1
         tokens = await tokens_of(runtime, request(1))
         assert tokens == await tokens_of(runtime, request(1)) and len(tokens) == 6
-        assert counted(runtime, 'dynrt_handoffs_total{outcome="committed"}') == 2
+        assert counter(runtime, 'dynrt_handoffs_total{outcome="committed"}') == 2
         await eventually(lambda: is_settled(runtime))
-        assert counted(runtime, "dynrt_quarantined_blocks") == 0
-        assert counted(runtime, "dynrt_oldest_handoff_seconds") == 0
+        assert counter(runtime, "dynrt_quarantined_blocks") == 0
+        assert counter(runtime, "dynrt_oldest_handoff_seconds") == 0
         for part in ("handoff_exposed", "decode_wait", "decode_first_step", "first_decode"):
-            assert counted(runtime, f"dynrt_{part}_seconds_count") == 2
+            assert counter(runtime, f"dynrt_{part}_seconds_count") == 2
 
 
 async def test_a_failed_write_moves_the_request_and_the_pair_comes_back(tiny_model_dir: Path) -> None:
@@ -112,7 +99,7 @@ async def test_a_failed_write_moves_the_request_and_the_pair_comes_back(tiny_mod
         pids = runtime.pids()
         tokens = await tokens_of(runtime, request(2))
         assert tokens == await tokens_of(runtime, request(2))
-        assert counted(runtime, 'dynrt_handoff_failures_total{reason="transport"}') == 1
+        assert counter(runtime, 'dynrt_handoff_failures_total{reason="transport"}') == 1
         await eventually(lambda: is_settled(runtime))
         assert runtime.pids() == pids, "nobody had to be killed"
         await eventually(lambda: hands_off(runtime))
