@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from dynrt.engines.config import EngineConfig
+from dynrt.engines.native.linear import bound_kernel_caches
 from dynrt.engines.native.model import Model, default_dtype, load_model
 from dynrt.engines.native.sampler import sample
 from dynrt.engines.protocol import EngineInfo, LayerHook, StepOutput, Token
@@ -29,6 +30,7 @@ class NativeEngine(ScheduledEngine):
     def __init__(self, config: EngineConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
+        bound_kernel_caches()
         self._device = _choose_device(config)
         dtype = default_dtype(self._device) if config.dtype == "auto" else getattr(torch, config.dtype)
         self._model = load_model(config.model_dir, dtype, self._device)
