@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import secrets
 import time
-from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
@@ -16,7 +14,6 @@ from typing import Any, Self
 
 import msgspec
 
-from dynrt.engines.config import EngineConfig
 from dynrt.engines.models.resolve import ModelDir
 from dynrt.planner.admission import AdmissionLimits
 from dynrt.planner.planner import Planner
@@ -24,25 +21,25 @@ from dynrt.runtime.attempts import Attempts
 from dynrt.runtime.channel import Channel
 from dynrt.runtime.config import RuntimeConfig, check_config
 from dynrt.runtime.dispatcher import Dispatcher
+from dynrt.runtime.engine_slots import engine_slots
 from dynrt.runtime.errors import (
     ConfigError,
-    ContextLengthError,
-    InvalidRequestError,
     ModelNotFoundError,
     NoWorkerError,
     OverloadedError,
 )
 from dynrt.runtime.fleet import Fleet
-from dynrt.runtime.messages import Role, SamplingParams, Shutdown, Status
+from dynrt.runtime.messages import SamplingParams, Shutdown, Status
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.model import find_model
 from dynrt.runtime.offload import Offload, ThreadOffload
 from dynrt.runtime.planning import RETRY_AFTER_S, PlannerActor
 from dynrt.runtime.prompts import PromptEncoder
+from dynrt.runtime.request_check import check_prompt
 from dynrt.runtime.request_life import LEASE_S, RequestLife
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
-from dynrt.runtime.supervisor import EngineSlot, Supervisor
+from dynrt.runtime.supervisor import Supervisor
 from dynrt.runtime.transfer_manager import TransferManager
 from dynrt.runtime.zmq_channel import ZmqChannel
 from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
@@ -156,7 +153,7 @@ class Runtime:
             lambda incarnation, wanted: self._dispatcher.tell(incarnation, wanted),
             self._metrics,
         )
-        self._supervisor = Supervisor(_slots(config, model), self._spawner, self._on_exit)
+        self._supervisor = Supervisor(engine_slots(config, model), self._spawner, self._on_exit)
         self._attempts = Attempts(
             self._fleet,
             self._planner,
@@ -315,67 +312,12 @@ class Runtime:
             raise OverloadedError(
                 f"{limit} requests are open, the limit; try again in a moment", retry_after_s=RETRY_AFTER_S
             )
-        _check_prompt(request, cards[0])
+        check_prompt(request, cards[0])
 
     def _sampling(self, request: GenerateRequest) -> SamplingParams:
         if request.seeded:
             return request.sampling
         return msgspec.structs.replace(request.sampling, seed=self._random.getrandbits(63))
-
-
-def _check_prompt(request: GenerateRequest, card: ModelCard) -> None:
-    context_length = card.context_length
-    num_tokens, cut_bytes = divmod(len(request.prompt_ids), 4)
-    if cut_bytes:
-        raise InvalidRequestError(
-            f"prompt_ids has {len(request.prompt_ids)} bytes, no multiple of 4; pack ids with messages.pack_ids",
-            param="prompt",
-        )
-    if num_tokens == 0:
-        raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
-    max_tokens = request.sampling.max_tokens
-    if max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens is {max_tokens}; at least 1", param="max_tokens")
-    if num_tokens + max_tokens > context_length:
-        raise ContextLengthError(
-            f"the prompt has {num_tokens} tokens and max_tokens is {max_tokens}, together more than the context "
-            f"of {context_length} tokens; {max(0, context_length - num_tokens)} would fit behind this prompt",
-            param="max_tokens" if num_tokens < context_length else "prompt",
-        )
-    highest = max(array("I", request.prompt_ids))
-    if highest >= card.vocab_size:
-        raise InvalidRequestError(
-            f"token id {highest} is not in the vocabulary; ids go from 0 to {card.vocab_size - 1}",
-            param="prompt",
-        )
-
-
-def _slots(config: RuntimeConfig, model: ModelDir) -> list[EngineSlot]:
-    num_engines = config.prefill + config.decode
-    roles: list[tuple[Role, int]] = [("prefill", config.prefill), ("decode", config.decode)]
-    threads = config.threads or max(1, (os.cpu_count() or 1) // max(1, num_engines))
-    return [
-        EngineSlot(f"{role}-{number}", _engine_config(config, model, role, threads), secrets.token_hex(16))
-        for role, count in roles
-        for number in range(count)
-    ]
-
-
-def _engine_config(config: RuntimeConfig, model: ModelDir, role: Role, threads: int) -> EngineConfig:
-    return EngineConfig(
-        model_dir=model.path,
-        model_name=model.name,
-        kind=config.engine,
-        role=role,
-        dtype=config.dtype,
-        device=config.device,
-        threads=threads,
-        kv_blocks=config.kv_blocks,
-        max_batch_tokens=config.max_batch_tokens,
-        max_batch_requests=config.max_batch_requests,
-        sim=config.sim,
-        transfer=config.transfer,
-    )
 
 
 def _sole(failures: BaseExceptionGroup[BaseException]) -> BaseException:
