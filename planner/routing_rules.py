@@ -29,8 +29,8 @@ class Router:
         return len(self.caches)
 
     def choose(self, request: TraceRequest, now: float) -> int:
-        """The worker's index."""
-        raise NotImplementedError
+        """The worker's index: by lot, where no rule knows better."""
+        return self.random.randrange(self.num_workers)
 
     def prefilled(self, request: TraceRequest, worker: int) -> None:
         """Its first token is there."""
@@ -58,9 +58,6 @@ class RoundRobin(Router):
 
 class AnyWorker(Router):
     """By lot."""
-
-    def choose(self, request: TraceRequest, now: float) -> int:
-        return self.random.randrange(self.num_workers)
 
 
 class LeastLoaded(Router):
