@@ -96,6 +96,7 @@ class Orders:
         self._pending: deque[Reserve] = deque()
         self._dropped: dict[HandoffId, None] = {}  # drops that may have crossed a commit, oldest first
         self._cache_seq = 0
+        self._snapshot_wanted = False
         self._published_load = EngineLoad()
 
     def handle(self, order: Order) -> None:
@@ -112,7 +113,7 @@ class Orders:
             case ReleaseBlocks(key, epoch):
                 self._engine.release(key, epoch)
             case SnapshotWanted():
-                self._publish(CacheSnapshot(self._cache_seq, self._engine.cache_snapshot()))
+                self._snapshot_wanted = True
             case StatusRequest(token):
                 self._publish(StatusSeen(token, self._engine.load(), len(self._pending)))
 
@@ -134,12 +135,20 @@ class Orders:
         """Publish what a step brought."""
         self._published_load = output.load
         self._publish(StepDone(output, self._number(output.cache_events)))
+        self._answer_snapshot()
 
     def report_load(self) -> None:
         """Publish the load if it is not what was published last."""
         load = self._engine.load()
         if load != self._published_load:
             self.report(StepOutput([], [], load, None))
+        self._answer_snapshot()
+
+    def _answer_snapshot(self) -> None:
+        """Only when every cache event is published: a snapshot stands for all events before its number."""
+        if self._snapshot_wanted:
+            self._snapshot_wanted = False
+            self._publish(CacheSnapshot(self._cache_seq, self._engine.cache_snapshot()))
 
     def _submit(self, request: EngineRequest) -> None:
         if request.prefill_only:

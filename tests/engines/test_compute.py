@@ -138,6 +138,13 @@ def test_cache_events_are_numbered_without_gaps(rig: Rig) -> None:
     assert rig.news.next(CacheSnapshot).next_seq == 3
 
 
+def test_a_snapshot_comes_behind_the_events_it_contains(rig: Rig) -> None:
+    rig.engine.steps = [step_output(events=[BlocksRemoved([1])])]
+    rig.order(SnapshotWanted())
+    assert rig.news.next(StepDone).cache is not None
+    assert rig.news.next(CacheSnapshot).next_seq == 1
+
+
 def test_a_changed_load_is_told_without_a_step(rig: Rig) -> None:
     rig.order(reserve(3, A))
     assert rig.news.next(StepDone).output.load.blocks_active == 3
