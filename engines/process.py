@@ -128,6 +128,7 @@ def _registration(
         agent_metadata=transfer.agent_metadata,
         region_addresses=transfer.region_addresses,
         first_token_from=engine.info.first_token_from,
+        takes_grammar=engine.info.takes_grammar,
         pid=os.getpid(),
         host=host,
         version=version("dynrt"),

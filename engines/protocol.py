@@ -12,7 +12,15 @@ from typing import Literal, Protocol
 import msgspec
 
 from dynrt.planner.events import BlocksStored, CacheEvent
-from dynrt.runtime.messages import EngineLoad, FinishReason, SamplingParams, StepTiming, Submit, unpack_ids
+from dynrt.runtime.messages import (
+    EngineLoad,
+    FinishReason,
+    SamplingParams,
+    StepTiming,
+    Submit,
+    TokenLogprob,
+    unpack_ids,
+)
 from dynrt.transfer.layout import KvGeometry, KvRegion
 from dynrt.transfer.local import BlocksReady
 
@@ -20,12 +28,15 @@ from dynrt.transfer.local import BlocksReady
 class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine is, fixed from its construction."""
 
-    kind: str  # "native" or "sim"
+    kind: str  # "native", "vllm" or "sim"
     context_length: int
     vocab_size: int
     eos_token_ids: frozenset[int]
     geometry: list[KvGeometry]  # one per rank
-    first_token_from: Literal["prefill", "decode"] = "prefill"
+    first_token_from: Literal["prefill", "decode"] = (
+        "prefill"  # "decode": it cannot take one; samples it itself
+    )
+    takes_grammar: bool = False  # sampling.grammar is obeyed
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -69,6 +80,8 @@ class Token(msgspec.Struct, frozen=True):
     stop_reason: int | None = None  # the stop token id that ended it, end of sequence excepted
     cached_tokens: int | None = None  # with the request's first token here
     error: str | None = None  # finish_reason "error": the engine cannot go on with this request
+    logprob: TokenLogprob | None = None  # if sampling.logprobs is not None
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first token, if asked for
 
 
 class StepOutput(msgspec.Struct, frozen=True):
@@ -111,8 +124,8 @@ class Engine(Protocol):
         None: no room now. Raises InvalidRequestError, with nothing held, if the request can never run here.
         """
 
-    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
-        """The reserved blocks are filled: decode on behind `first_token`."""
+    def commit(self, key: bytes, epoch: int, first_token: int | None) -> None:
+        """The reserved blocks are filled: decode on behind `first_token`; None if this engine samples it."""
 
     def release(self, key: bytes, epoch: int) -> None:
         """Give back a reservation, or unpin a prefill_only request's source blocks. Unknown: no-op."""

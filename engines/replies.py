@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from dynrt.engines.protocol import Token
 from dynrt.engines.text import TextStream
-from dynrt.runtime.messages import Submit, TokenDelta, unpack_ids
+from dynrt.runtime.messages import FinishReason, Submit, TokenDelta, unpack_ids
 from dynrt.transfer.events import HandoffId
 
 
@@ -59,11 +59,21 @@ class Replies:
     def _worded(self, token: Token, submit: Submit, stream: TextStream) -> TokenDelta:
         hidden = token.finish_reason == "stop" and not submit.sampling.include_stop_str_in_output
         piece = stream.push([] if hidden else [token.token_id])
-        text, finish, reason = piece.text, token.finish_reason, token.stop_reason
+        text = piece.text
+        finish: FinishReason | None = token.finish_reason
+        reason: str | int | None = token.stop_reason
         if piece.stopped is not None:
-            return TokenDelta(
-                token.key, token.epoch, [token.token_id], text, "stop", piece.stopped, token.cached_tokens
-            )
-        if finish is not None:
+            finish, reason = "stop", piece.stopped
+        elif finish is not None:
             text += stream.finish()
-        return TokenDelta(token.key, token.epoch, [token.token_id], text, finish, reason, token.cached_tokens)
+        return TokenDelta(
+            token.key,
+            token.epoch,
+            [token.token_id],
+            text,
+            finish,
+            reason,
+            token.cached_tokens,
+            logprobs=None if token.logprob is None else [token.logprob],
+            prompt_logprobs=token.prompt_logprobs,
+        )

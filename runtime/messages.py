@@ -61,6 +61,17 @@ def unpack_ids(packed: bytes) -> list[int]:
     return token_ids.tolist()
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What the output must look like. Only engines that say so in Register take one.
+
+    `spec`: a JSON schema ("json_schema"), empty ("json_object"), a regular expression, a JSON list of strings
+    ("choice"), or an EBNF grammar.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    spec: str = ""
+
+
 class SamplingParams(msgspec.Struct, frozen=True):
     """How tokens are chosen and when to stop; validated at the door, complete when it reaches an engine."""
 
@@ -68,7 +79,19 @@ class SamplingParams(msgspec.Struct, frozen=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: off
+    min_p: float = 0.0  # 0: off; else the least probability, as a share of the likeliest token's
     seed: int = 0  # always set by the runtime; a token depends on (seed, its position in the output) only
+    presence_penalty: float = 0.0  # subtracted from the logit of each token that the output has
+    frequency_penalty: float = 0.0  # subtracted for each time that the output has it
+    repetition_penalty: float = (
+        1.0  # divides positive logits of tokens in prompt or output, multiplies negative
+    )
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    logprobs: int | None = (
+        None  # with each token its log probability and so many likeliest ones; None: without
+    )
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    grammar: Grammar | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
@@ -174,6 +197,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     agent_metadata: list[bytes]
     region_addresses: list[list[int]]
     first_token_from: Literal["prefill", "decode"]
+    takes_grammar: bool
     pid: int
     host: str
     version: str
@@ -184,6 +208,15 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
     incarnation: str
     step_age_s: float
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log probability of a token under the model's own distribution: after logit bias and penalties, before
+    temperature and truncation. `top`: (token id, log probability), likeliest first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -197,6 +230,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: str | int | None = None
     cached_tokens: int | None = None  # with a request's first delta: prompt tokens not computed here
     error: str | None = None
+    logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, if asked for
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first delta: None for the first token
 
 
 class EngineLoad(msgspec.Struct, frozen=True):

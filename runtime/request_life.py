@@ -11,7 +11,7 @@ import msgspec
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.errors import NoWorkerError, WorkerLostError
-from dynrt.runtime.messages import Purpose, SamplingParams, Submit, ToEngine, pack_ids
+from dynrt.runtime.messages import Purpose, SamplingParams, Submit, ToEngine, TokenLogprob, pack_ids
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, LocalPrefill
 
 log = logging.getLogger("dynrt.request")
@@ -153,7 +153,15 @@ class RequestLife:
             self.chars_sent += len(arrival.delta.text)
         last = arrivals[-1].delta
         text = "".join(arrival.delta.text for arrival in arrivals)
-        return GenerateOutput(token_ids, text, last.finish_reason, last.stop_reason, self.cached_tokens or 0)
+        return GenerateOutput(
+            token_ids,
+            text,
+            last.finish_reason,
+            last.stop_reason,
+            self.cached_tokens or 0,
+            _joined(arrivals),
+            arrivals[0].delta.prompt_logprobs,
+        )
 
     def _note_cached(self, arrival: Arrival) -> None:
         cached_tokens = arrival.delta.cached_tokens
@@ -163,3 +171,11 @@ class RequestLife:
         if self.cached_tokens is None:
             self.cached_tokens = cached_tokens
             self._placement.prompt_seen(num_tokens, cached_tokens)
+
+
+def _joined(arrivals: list[Arrival]) -> list[TokenLogprob] | None:
+    """Their log probabilities in order; None where they were not asked for."""
+    parts = [arrival.delta.logprobs for arrival in arrivals]
+    if None in parts:
+        return None
+    return [logprob for part in parts if part is not None for logprob in part]

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dynrt.runtime.messages import FinishReason, SamplingParams
+from dynrt.runtime.messages import FinishReason, SamplingParams, TokenLogprob
 
 LocalPrefill = Literal["auto", "never", "always"]
 
@@ -33,6 +33,8 @@ class GenerateOutput(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0  # prompt tokens whose KV was not computed for this request
+    logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, if asked for
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # once, with the first output
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -42,3 +44,4 @@ class ModelCard(msgspec.Struct, frozen=True):
     created: int  # unix seconds
     context_length: int
     vocab_size: int  # token ids are below it
+    takes_grammar: bool = False  # sampling.grammar is obeyed by every worker

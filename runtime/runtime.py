@@ -216,7 +216,8 @@ class Runtime:
         if registers:
             context_length = min(register.context_length for register in registers)
             vocab_size = min(register.vocab_size for register in registers)
-            self._card = ModelCard(self._model.name, self._created, context_length, vocab_size)
+            takes_grammar = all(register.takes_grammar for register in registers)
+            self._card = ModelCard(self._model.name, self._created, context_length, vocab_size, takes_grammar)
         return [] if self._card is None else [self._card]  # the last known: engines come back
 
     def ready(self) -> str | None:

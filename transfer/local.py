@@ -54,11 +54,11 @@ class ReservationMade(msgspec.Struct, frozen=True):
 
 
 class CommitBlocks(msgspec.Struct, frozen=True):
-    """Transfer to compute: the reservation is filled, decode on behind `first_token`."""
+    """Transfer to compute: the reservation is filled, decode on behind `first_token` (None: sample it)."""
 
     key: bytes
     epoch: int
-    first_token: int
+    first_token: int | None
     chars_emitted: int
 
 

@@ -32,7 +32,8 @@ class ScheduledEngine:
     def reserve(self, request: EngineRequest) -> Reservation | None:
         return self._scheduler.reserve(request)
 
-    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
+    def commit(self, key: bytes, epoch: int, first_token: int | None) -> None:
+        assert first_token is not None, "these engines go on behind prefill's first token"
         self._scheduler.commit(key, epoch, first_token)
 
     def release(self, key: bytes, epoch: int) -> None:

@@ -113,6 +113,7 @@ class SimWorker:
                 agent_metadata=[b""],
                 region_addresses=[[0] * info.geometry[0].num_layers],
                 first_token_from=info.first_token_from,
+                takes_grammar=info.takes_grammar,
                 pid=pid,
                 host=HOST,
                 version="0",

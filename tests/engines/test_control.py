@@ -33,7 +33,7 @@ from dynrt.transfer.events import Arm, CancelHandoff, Committed, FirstToken, Qui
 ME = "e" * 16
 WELCOME = Welcome("runtime", "decode-0", 0.5)
 REGISTER = Register(
-    PROTOCOL_VERSION, ME, "", "both", "fake", "tiny", 32, 256, [], [], [], "prefill", 1, "here", "0"
+    PROTOCOL_VERSION, ME, "", "both", "fake", "tiny", 32, 256, [], [], [], "prefill", False, 1, "here", "0"
 )
 
 

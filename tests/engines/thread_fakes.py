@@ -92,7 +92,7 @@ class FakeEngine:
         self.held[request.key, request.epoch] = needed
         return Reservation(0, list(range(needed)))
 
-    def commit(self, key: bytes, epoch: int, first_token: int) -> None:
+    def commit(self, key: bytes, epoch: int, first_token: int | None) -> None:
         self.calls.append(("commit", key, epoch, first_token))
 
     def release(self, key: bytes, epoch: int) -> None:

@@ -28,6 +28,7 @@ def registration(incarnation: str, role: Role = "both", **changes: Any) -> Regis
         agent_metadata=[incarnation.encode()],
         region_addresses=[[1, 2]],
         first_token_from="prefill",
+        takes_grammar=False,
         pid=1,
         host="here",
         version="0",

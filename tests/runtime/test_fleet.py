@@ -135,7 +135,6 @@ def test_pair_that_cannot_connect_stays_down(setting: Setting) -> None:
         ({"geometry": geometry(block_size=32)}, "block_size is 16 on prefill and 32 on decode"),
         ({"geometry": geometry(dtype="bfloat16")}, "dtype is 'float32' on prefill and 'bfloat16' on decode"),
         ({"geometry": geometry() * 2}, "ranks is 1 on prefill and 2 on decode"),
-        ({"first_token_from": "decode"}, "first_token_from is 'prefill' on prefill and 'decode' on decode"),
     ],
 )
 def test_mismatch_names_the_field_and_both_values(

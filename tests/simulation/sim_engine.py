@@ -277,6 +277,7 @@ class SimEngine:
             agent_metadata=[b""],
             region_addresses=[[0] * NUM_LAYERS],
             first_token_from="prefill",
+            takes_grammar=False,
             pid=self.pid,
             host=self.host,
             version="0",
