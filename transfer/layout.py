@@ -6,19 +6,43 @@ import msgspec
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
+_INNER_AXES = ("kv", "token", "head", "dim")
 _MUST_MATCH = ("num_layers", "num_kv_heads", "head_size", "dtype", "block_size", "order")
 
 
 class KvGeometry(msgspec.Struct, frozen=True):
-    """One rank's paged KV cache: per layer one tensor [num_blocks, 2 (K, V), block_size, num_kv_heads, head_size]."""
+    """One rank's paged KV cache: per layer one tensor of the axes named in `order`, without gaps, blocks outermost.
+
+    Axes: block, kv (K, then V), token (of a block), head, dim. A name that is none of these stands for all that are
+    missing, in an order of the engine's own: such bytes are moved together or not at all.
+    Raises ValueError for an order or a range of heads that cannot be.
+    """
 
     num_layers: int
     num_blocks: int
     block_size: int
-    num_kv_heads: int
+    num_kv_heads: int  # held by this rank
     head_size: int
     dtype: str
     order: str = "block,kv,token,head,dim"
+    first_head: int = 0  # this rank holds heads first_head, first_head + 1, … of the model's
+    total_kv_heads: int = 0  # of the model; 0: num_kv_heads, all are here. Ranks may hold the same heads
+
+    def __post_init__(self) -> None:
+        if self.first_head + self.num_kv_heads > self.model_kv_heads:
+            raise ValueError(
+                f"heads {self.first_head} … {self.first_head + self.num_kv_heads - 1} of {self.model_kv_heads}"
+            )
+        first, *inner = self.order.split(",")
+        missing, unknown = set(_INNER_AXES) - set(inner), set(inner) - set(_INNER_AXES)
+        is_whole = len(unknown) == 1 if missing else not unknown
+        if first != "block" or not is_whole or len(set(inner)) != len(inner):
+            raise ValueError(f"order {self.order!r} is not block and then each of {', '.join(_INNER_AXES)}")
+
+    @property
+    def model_kv_heads(self) -> int:
+        """KV heads of the model, on whatever ranks."""
+        return self.total_kv_heads or self.num_kv_heads
 
     @property
     def layer_block_bytes(self) -> int:
