@@ -97,6 +97,21 @@ class SamplingParams(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
+    shown_special_tokens: tuple[str, ...] = ()  # control tokens that are text here: they begin calls of tools
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """The constant bytes of a stream event, before and behind the JSON string of its text.
+
+    A request that has one gets ready events from its engine; whoever streams them need not know the text.
+    """
+
+    prefix: bytes
+    suffix: bytes
+
+    def around(self, text: str) -> bytes:
+        """The event that tells `text`."""
+        return self.prefix + msgspec.json.encode(text) + self.suffix
 
 
 # --- runtime to engine ----------------------------------------------------------------------------
@@ -137,6 +152,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     salt: str = ""
     lease_s: float = 30.0
     peer: str = ""  # purpose "reserve": the incarnation that will push
+    frame: Frame | None = None  # text goes out as events
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -232,6 +248,13 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, if asked for
     prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first delta: None for the first token
+    frames: bytes = b""  # instead of `text`, where Submit has a frame: one event if there is text
+    frame_chars: int = 0  # characters of text in them
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of text that the client gets with it."""
+        return len(self.text) + self.frame_chars
 
 
 class EngineLoad(msgspec.Struct, frozen=True):

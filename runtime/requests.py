@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from dynrt.runtime.messages import FinishReason, SamplingParams, TokenLogprob
+from dynrt.runtime.messages import FinishReason, Frame, SamplingParams, TokenLogprob
 
 LocalPrefill = Literal["auto", "never", "always"]
 
@@ -23,6 +23,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     traceparent: str = ""
     local_prefill: LocalPrefill | None = None  # None: as configured
+    frame: Frame | None = None  # its outputs have `frames` instead of `text`
 
 
 class GenerateOutput(msgspec.Struct, frozen=True):
@@ -35,6 +36,7 @@ class GenerateOutput(msgspec.Struct, frozen=True):
     cached_tokens: int = 0  # prompt tokens whose KV was not computed for this request
     logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, if asked for
     prompt_logprobs: list[TokenLogprob | None] | None = None  # once, with the first output
+    frames: bytes = b""  # the text as events, each within GenerateRequest.frame
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -24,19 +24,30 @@ class ClientEnvironmentError(Exception):
     """The environment cannot be built."""
 
 
-def client_python(name: str, requirements: Sequence[str], *, deadline_s: float = 300.0) -> Path:
+def client_python(
+    name: str,
+    requirements: Sequence[str],
+    *,
+    without: Sequence[str] = (),
+    resolve: bool = True,
+    deadline_s: float = 300.0,
+) -> Path:
     """The interpreter of a virtual environment that holds exactly `requirements` and what they need.
 
-    Every requirement must be pinned (`openai==3.57.0`), so that a kept environment cannot be out of date.
+    `without` names distributions that come with the requirements and are removed again, since they break
+    what they came with. With `resolve` False nothing but `requirements` is installed, for those that declare what
+    cannot be installed and is not needed. Every requirement must be pinned (`openai==3.57.0`), so that a kept environment
+    cannot be out of date.
     Processes that ask for the same environment at once build it once. Raises ClientEnvironmentError if a
     requirement is not pinned, pip fails, or the environment is not there within `deadline_s` seconds.
     """
     _refuse_unpinned(requirements)
     deadline = time.monotonic() + deadline_s
-    folder = _cache_folder() / f"{name}-{_fingerprint(requirements)}"
+    options = [] if resolve else ["--no-deps"]
+    folder = _cache_folder() / f"{name}-{_fingerprint([*requirements, *options], without)}"
     with _locked(folder.with_suffix(".lock"), deadline):
         if not (folder / ".complete").exists():
-            _build(folder, requirements, deadline)
+            _build(folder, [*options, *requirements], without, deadline)
     return folder / "bin" / "python"
 
 
@@ -53,9 +64,9 @@ def _cache_folder() -> Path:
     return Path(cache) / "dynrt" / "environments"
 
 
-def _fingerprint(requirements: Sequence[str]) -> str:
+def _fingerprint(requirements: Sequence[str], without: Sequence[str]) -> str:
     """Names the environment: another set of requirements or another Python has another one."""
-    parts = [sys.version, sys.executable, *sorted(requirements)]
+    parts = [sys.version, sys.executable, *sorted(requirements), *(f"-{name}" for name in sorted(without))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -80,11 +91,17 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _build(folder: Path, requirements: Sequence[str], deadline: float) -> None:
-    """Builds in place, since environments hold absolute paths; the file `.complete` comes last."""
+def _build(folder: Path, install: Sequence[str], without: Sequence[str], deadline: float) -> None:
+    """Builds in place, since environments hold absolute paths; the file `.complete` comes last.
+
+    `install`: requirements, and pip's options in front of them.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)], deadline)
-    _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--no-input", *requirements], deadline)
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    _run([*pip, "install", "--no-input", *install], deadline)
+    if without:
+        _run([*pip, "uninstall", "--yes", *without], deadline)
     (folder / ".complete").touch()
 
 
