@@ -33,6 +33,7 @@ class Replies:
             stop=sampling.stop,
             include_stop=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
+            shown_special_tokens=sampling.shown_special_tokens,
         )
         self._open[submit.key, submit.epoch] = submit, stream
 

@@ -37,12 +37,14 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
+        shown_special_tokens: Sequence[str] = (),
     ) -> None:
         self._pieces = pieces
         self._stops = frozenset(stop)
         self._finder = StopFinder(stop)
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        self._shown = frozenset(shown_special_tokens)
         self._num_tokens = 0
         self._held = ""  # characters that are not sent yet
         self._skip_chars = 0  # characters that were sent before this stream was resumed
@@ -63,14 +65,23 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
+        shown_special_tokens: Sequence[str] = (),
     ) -> TextStream:
         """Continue behind `output_ids`, of whose text the first `chars_emitted` characters were sent.
 
         `stop`: no empty strings. The text of the first `min_tokens` tokens is not searched for them.
+        `shown_special_tokens`: those whose names are text; other special tokens are none.
         Text that `output_ids` make ready but that was not sent comes with the next push or finish.
         """
         pieces = token_bytes(tokenizer)
-        stream = cls(pieces, prompt_ids, stop=stop, include_stop=include_stop, min_tokens=min_tokens)
+        stream = cls(
+            pieces,
+            prompt_ids,
+            stop=stop,
+            include_stop=include_stop,
+            min_tokens=min_tokens,
+            shown_special_tokens=shown_special_tokens,
+        )
         stream._skip_chars = chars_emitted
         for token_id in output_ids:
             stream._take(token_id)
@@ -109,7 +120,7 @@ class TextStream:
         if special is not None and special in self._stops and self._num_tokens > self._min_tokens:
             self._end(special, self._held + self._cut_character(), special)
             return
-        spelled = self._text_bytes(token_id)
+        spelled = special.encode() if special in self._shown else self._text_bytes(token_id)
         self._has_bytes = self._has_bytes or bool(spelled)
         self._extend(self._utf8.decode(spelled))
 

@@ -216,6 +216,11 @@ def test_a_stop_string_that_is_a_special_token_stops() -> None:
     assert whole([*ids("ok"), END], stop=["<|end|>"], include_stop=True) == "ok<|end|>"
 
 
+def test_special_tokens_that_are_to_be_shown_are_text() -> None:
+    stream = TextStream.resume(byte_level(), [], [], 0, shown_special_tokens=["<|end|>"])
+    assert stream.push([*ids("ok"), S, END, *ids("more")]).text == "ok<|end|>more"
+
+
 def test_the_first_min_tokens_are_not_searched() -> None:
     stream = TextStream.resume(byte_level(), [], [], 0, stop=["a"], min_tokens=3)
     piece = stream.push(ids("aaabab"))
