@@ -32,6 +32,14 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class AuthenticationError(DynrtError):
+    """The request brings no API key, or one that this server does not take."""
+
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
 class ModelNotFoundError(DynrtError):
     """The request names a model that is not served."""
 
@@ -66,6 +74,20 @@ class UnsupportedMediaTypeError(DynrtError):
 
     status = 415
     kind = "invalid_request_error"
+
+
+class HeadersTooLargeError(DynrtError):
+    """The request line or a header is over the limit."""
+
+    status = 431
+    kind = "invalid_request_error"
+
+
+class NotBuiltError(DynrtError):
+    """A known route of the API that this server does not have."""
+
+    status = 501
+    kind = "not_implemented_error"
 
 
 class OverloadedError(DynrtError):

@@ -12,7 +12,7 @@ from dynrt.runtime.http.request_record import RequestRecord, record_of
 
 log = logging.getLogger("dynrt.http")
 
-QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics"})
 CLIENT_LEFT_STATUS = 499  # nginx's number for a client that closed before it was answered; never sent
 MAX_PATH_CHARS = 200
 
@@ -45,7 +45,13 @@ def _cut_off(record: RequestRecord) -> int:
     return CLIENT_LEFT_STATUS
 
 
-def _write(request: web.Request, status: int, duration_s: float) -> None:
+def log_refusal(request: web.BaseRequest, status: int) -> None:
+    """One that came to no route, as it could not be parsed."""
+    record_of(request).outcome = "failed"
+    _write(request, status, 0.0)
+
+
+def _write(request: web.BaseRequest, status: int, duration_s: float) -> None:
     record = record_of(request)
     fields = {
         "method": request.method,

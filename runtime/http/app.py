@@ -10,6 +10,7 @@ from dynrt.runtime.http.access_log import Handler, log_access
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
 from dynrt.runtime.http.envelope import error_response, http_error_response, told_to_client
+from dynrt.runtime.http.guard import GUARD, Guard
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS, OpenRequests
 from dynrt.runtime.http.request_record import record_of
 
@@ -17,20 +18,26 @@ GET_ROUTES: dict[str, Handler] = {
     "/v1/models": models.list_models,
     "/v1/models/{model:.+}": models.show_model,
     "/health": probes.health,
+    "/ping": probes.health,
     "/live": probes.live,
     "/ready": probes.ready,
+    "/load": probes.load,
     "/version": probes.show_version,
     "/metrics": probes.metrics,
 }
 POST_ROUTES: dict[str, Handler] = {
+    "/ping": probes.health,
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
 }
 
 
-def create_app(backend: Backend) -> web.Application:
+def create_app(backend: Backend, guard: Guard | None = None) -> web.Application:
     """The endpoint in front of `backend`; serve it with `handler_cancellation`, as HttpServer does."""
-    app = web.Application(middlewares=[log_access, answer_errors], client_max_size=MAX_BODY_BYTES)
+    guard = guard if guard is not None else Guard()
+    middlewares = [log_access, answer_errors, guard.admit]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
+    app[GUARD] = guard
     app[BACKEND] = backend
     app[OPEN_REQUESTS] = OpenRequests()
     app.on_response_prepare.append(_complete_headers)
@@ -56,7 +63,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except Exception as error:
         record = record_of(request)
         record.outcome = "failed"
-        return error_response(told_to_client(error, record.request_id))
+        return error_response(told_to_client(error, record.request_id), request)
 
 
 async def _answer_expect(request: web.Request) -> web.StreamResponse | None:
@@ -64,11 +71,12 @@ async def _answer_expect(request: web.Request) -> web.StreamResponse | None:
 
     aiohttp calls this ahead of the middlewares. Other expectations are no reason to refuse a request.
     """
-    if request.method == "POST":
-        try:
+    try:
+        request.app[GUARD].check(request)
+        if request.method == "POST":
             check_headers(request)
-        except DynrtError as error:
-            return error_response(error)
+    except DynrtError as error:
+        return error_response(error, request)
     if request.version >= HttpVersion11 and request.headers["Expect"].lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # aiohttp counts what belongs to the response from here
@@ -79,3 +87,7 @@ async def _complete_headers(request: web.Request, response: web.StreamResponse) 
     """Here, as the headers of a stream are out before a middleware sees its response."""
     response.headers["X-Request-Id"] = record_of(request).request_id
     response.headers["Server"] = "dynrt"
+    request.app[GUARD].add_cors_headers(request, response)
+    if request.app[OPEN_REQUESTS].ending:
+        response.headers["Connection"] = "close"
+        response.force_close()

@@ -34,9 +34,13 @@ def check_headers(request: web.BaseRequest) -> None:
         )
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in CONTENT_ENCODINGS:
-        raise UnsupportedMediaTypeError("the body's Content-Encoding is not one of gzip, deflate or identity")
+        raise unsupported_encoding()
     if (request.content_length or 0) > MAX_BODY_BYTES:
         raise too_large()
+
+
+def unsupported_encoding() -> UnsupportedMediaTypeError:
+    return UnsupportedMediaTypeError("the body's Content-Encoding is not one of gzip, deflate or identity")
 
 
 def too_large() -> BodyTooLargeError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from aiohttp import web
 
@@ -41,5 +43,5 @@ def _model(card: ModelCard) -> Model:
     return Model(id=card.name, created=card.created, max_model_len=card.context_length)
 
 
-def json_response(body: msgspec.Struct | dict[str, str]) -> web.Response:
+def json_response(body: msgspec.Struct | dict[str, Any]) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")

@@ -17,6 +17,7 @@ class OpenRequests:
     """One per application. `admit` frames a request; `drain` waits for all of them, then ends them."""
 
     def __init__(self) -> None:
+        self.ending = False  # announced: new requests are still taken
         self.draining = False
         self._cuts: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What load balancers, operators and scrapers ask: /health, /live, /ready, /version, /metrics."""
+"""What load balancers, operators and scrapers ask: /health, /ping, /live, /ready, /load, /version, /metrics."""
 
 from __future__ import annotations
 
@@ -27,9 +27,15 @@ async def live(request: web.Request) -> web.Response:
 
 async def ready(request: web.Request) -> web.Response:
     """200 if new requests should be sent here: not while loading, not while draining."""
-    if request.app[OPEN_REQUESTS].draining or request.app[BACKEND].draining():
+    requests = request.app[OPEN_REQUESTS]
+    if requests.ending or requests.draining or request.app[BACKEND].draining():
         raise OverloadedError("the server is draining and takes no new requests; use another server")
     return _served_from_end_to_end(request)
+
+
+async def load(request: web.Request) -> web.Response:
+    """How many generation requests are open here."""
+    return json_response({"server_load": len(request.app[OPEN_REQUESTS])})
 
 
 async def show_version(request: web.Request) -> web.Response:

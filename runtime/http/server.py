@@ -1,89 +1,123 @@
-"""Binds the endpoint to a TCP port, and ends it without cutting streams."""
+"""The endpoint of one backend: listens, renews its keys and certificate, and ends without cutting streams."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
+import logging
 import socket
+from pathlib import Path
 
 from aiohttp import web
 
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.http.app import create_app
 from dynrt.runtime.http.backend import Backend
+from dynrt.runtime.http.certificate import Certificate
+from dynrt.runtime.http.connection import Connection
+from dynrt.runtime.http.file_watch import FileWatch
+from dynrt.runtime.http.guard import Guard
+from dynrt.runtime.http.keys import ApiKeys
+from dynrt.runtime.http.listen import BACKLOG, listen_tcp, listen_unix
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS
+from dynrt.runtime.http.options import EndpointOptions
 
-SEND_BUFFER_BYTES = 64 * 1024  # the kernel's default takes 2.5 MB before a slow reader is noticed
-BACKLOG = 1024
-KEEPALIVE_S = 75.0  # longer than clients keep a pooled connection, so that they are the ones to close it
+log = logging.getLogger("dynrt.http")
+
 CLOSE_S = 2.0  # for handlers that were cut off to say so
+WATCH_S = 2.0  # between two looks at the files of keys and certificate
 
 
 class HttpServer:
-    """The endpoint of one backend. `start` and `stop` are each called once."""
+    """`start` (or `start_unix`) and `stop` are each called once. Raises ConfigError for what cannot work."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._app = create_app(backend)
+    def __init__(self, backend: Backend, options: EndpointOptions | None = None) -> None:
+        self._options = options if options is not None else EndpointOptions()
+        self._keys = _keys(self._options)
+        self._certificate = _certificate(self._options)
+        guard = Guard(self._keys, self._options.cors_origins, guard_metrics=self._options.guard_metrics)
+        self._app = create_app(backend, guard)
         self._runner: web.AppRunner | None = None
-        self._address = ("", 0)
-
-    @property
-    def url(self) -> str:
-        """Where the server listens, without a path; valid once `start` has returned."""
-        host, port = self._address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._acceptor: asyncio.Server | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._unix_path: Path | None = None
+        self.url = ""  # where it listens, without a path; set by `start`
 
     async def start(self, host: str = "127.0.0.1", port: int = 8000) -> None:
-        """Listen on `host`:`port` (0: a free port). Raises ConfigError if that cannot be."""
-        listener = await _listen(host, port)
-        self._address = (host, listener.getsockname()[1])
-        self._runner = web.AppRunner(
-            self._app,
-            handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
-            shutdown_timeout=CLOSE_S,
-        )
+        """Listen on `host`:`port` (0: a free port); beyond loopback only with keys, or if allowed without."""
+        loopback_only = self._keys is None and not self._options.allow_unauthenticated
+        listener = await listen_tcp(host, port, loopback_only=loopback_only)
+        scheme = "http" if self._certificate is None else "https"
+        shown_host = f"[{host}]" if ":" in host else host
+        self.url = f"{scheme}://{shown_host}:{listener.getsockname()[1]}"
+        await self.serve_on(listener)
+
+    async def start_unix(self, path: Path, mode: int) -> None:
+        """Listen on a unix socket at `path`; who may open the file (`mode`) may call."""
+        listener = listen_unix(path, mode)
+        self.url = f"unix:{path}"
+        self._unix_path = path
+        await self.serve_on(listener)
+
+    async def serve_on(self, listener: socket.socket) -> None:
+        """Accept connections from `listener`, which is already listening."""
+        self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=BACKLOG).start()
+        manager, loop = self._runner.server, asyncio.get_running_loop()
+        assert manager is not None
+        context = None if self._certificate is None else self._certificate.context
+        listen = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        self._acceptor = await listen(
+            lambda: Connection(manager, loop), sock=listener, ssl=context, backlog=BACKLOG
+        )
+        self._watcher = asyncio.create_task(self._watch(), name="keys and certificate")
+
+    def reload(self) -> None:
+        """Read keys and certificate again; what cannot be read is logged and stays as it was."""
+        for part in (self._keys, self._certificate):
+            try:
+                if part is not None:
+                    part.reload()
+            except ConfigError as error:
+                log.warning("not reloaded", extra={"reason": error.message})
+
+    def announce_end(self) -> None:
+        """Tell load balancers (/ready is 503, answers close their connections) while still taking requests."""
+        self._app[OPEN_REQUESTS].ending = True
 
     async def stop(self, drain_s: float) -> None:
         """Take nothing new, let running requests go on for up to `drain_s`, end the rest with an error, close."""
-        if self._runner is None:
+        if self._runner is None or self._acceptor is None or self._watcher is None:
             return
         self._app[OPEN_REQUESTS].draining = True
-        for site in self._runner.sites:
-            await site.stop()
+        self._acceptor.close()
+        self._watcher.cancel()
+        await asyncio.wait([self._watcher])
         await self._app[OPEN_REQUESTS].drain(drain_s)
         await self._runner.cleanup()
         self._runner = None
+        if self._unix_path is not None:
+            self._unix_path.unlink(missing_ok=True)
+
+    async def _watch(self) -> None:
+        """Until cancelled."""
+        options = self._options
+        watch = FileWatch(filter(None, (options.api_key_file, options.tls_cert, options.tls_key)))
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if watch.changed():
+                log.info("keys or certificate have changed")
+                self.reload()
 
 
-async def _listen(host: str, port: int) -> socket.socket:
-    """A bound socket; connections accepted from it inherit its options."""
-    loop = asyncio.get_running_loop()
-    try:
-        family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _cannot_listen(host, port, error) from None
-    return listener
+def _keys(options: EndpointOptions) -> ApiKeys | None:
+    if not options.api_keys and options.api_key_file is None:
+        return None
+    return ApiKeys(None if options.api_key_file is None else Path(options.api_key_file), options.api_keys)
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(
-            f"cannot listen on {host}:{port}: the port is in use; choose another with --port (0: any free one)"
-        )
-    return ConfigError(
-        f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address with --host and --port"
-    )
+def _certificate(options: EndpointOptions) -> Certificate | None:
+    if options.tls_cert is None and options.tls_key is None:
+        return None
+    if options.tls_cert is None or options.tls_key is None:
+        raise ConfigError("TLS needs both --tls-cert and --tls-key")
+    return Certificate(options.tls_cert, options.tls_key)

@@ -1,0 +1,17 @@
+"""What an endpoint is told at its start, beside where it listens."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EndpointOptions(msgspec.Struct, frozen=True):
+    """Who may call, and over what. The defaults serve callers on this machine, in the clear."""
+
+    api_key_file: str | None = None  # one key a line
+    api_keys: tuple[str, ...] = ()  # further keys; not logged, not shown
+    guard_metrics: bool = True  # /metrics wants a key as well, if there are keys
+    allow_unauthenticated: bool = False  # without any key, let other machines in all the same
+    cors_origins: tuple[str, ...] = ()  # of web pages that may call; "*": any
+    tls_cert: str | None = None  # PEM files; both or none
+    tls_key: str | None = None
