@@ -66,7 +66,9 @@ def _count_kv_tokens(request: EngineRequest) -> int:
 def _find_foreign_id(request: EngineRequest, vocab_size: int | None) -> int | None:
     if vocab_size is None:
         return None
-    for token_ids in (request.prompt_ids, request.output_ids):
+    sampling = request.sampling
+    biased_ids = [token_id for token_id, _ in sampling.logit_bias]
+    for token_ids in (request.prompt_ids, request.output_ids, sampling.stop_token_ids, biased_ids):
         for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token_id < vocab_size:
                 return token_id

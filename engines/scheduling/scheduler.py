@@ -18,7 +18,7 @@ from dynrt.engines.scheduling.block_pool import BlockPool
 from dynrt.engines.scheduling.limits import SchedulerLimits, find_refusal
 from dynrt.engines.scheduling.sequence import RequestId, Sequence
 from dynrt.runtime.errors import InvalidRequestError
-from dynrt.runtime.messages import EngineLoad
+from dynrt.runtime.messages import EngineLoad, TokenLogprob
 from dynrt.transfer.local import BlocksReady
 
 NO_TOKEN = -1  # the token_id of a Token that carries an error
@@ -63,7 +63,11 @@ class Scheduler:
         if refusal is None:
             self._waiting[sequence.id] = sequence
         else:
-            self._refused[sequence.id] = refusal
+            self.refuse(request, refusal)
+
+    def refuse(self, request: EngineRequest, reason: str) -> None:
+        """End a request that was not submitted with an error Token."""
+        self._refused[request.key, request.epoch] = reason
 
     def cancel(self, key: bytes, epoch: int) -> None:
         """Forget a request. Its pinned blocks stay pinned, a reservation stays reserved."""
@@ -96,6 +100,7 @@ class Scheduler:
         self._store_full_blocks(sequence)
         sequence.token_ids.append(first_token)
         sequence.num_given = len(sequence.token_ids)
+        sequence.prompt_logprobs = None  # they came with the first token
         max_tokens = sequence.request.sampling.max_tokens
         assert sequence.num_outputs < max_tokens, (
             f"first token is output {sequence.num_outputs} of {max_tokens}"
@@ -158,15 +163,21 @@ class Scheduler:
             sequence.token_ids += [token_id] * count
             sequence.num_computed += count
 
-    def advance(self, batch: Batch, sampled: list[int]) -> list[Token]:
-        """The batch is computed; `sampled` has one token for each chunk with `sample`, in order."""
+    def advance(
+        self, batch: Batch, sampled: list[int], logprobs: list[TokenLogprob | None] | None = None
+    ) -> list[Token]:
+        """The batch is computed; `sampled` has one token for each chunk with `sample`, in order, as has `logprobs`.
+
+        Prompt tokens that a chunk's `score` asks for are in their sequence's `prompt_logprobs`.
+        """
         next_sampled = iter(sampled)
+        next_logprob = itertools.repeat(None) if logprobs is None else iter(logprobs)
         tokens: list[Token] = []
         for sequence, chunk in zip(batch.sequences, batch.chunks, strict=True):
             sequence.num_computed = chunk.end
             self._store_full_blocks(sequence)
             if chunk.sample is not None:
-                tokens.append(self._append(sequence, next(next_sampled)))
+                tokens.append(self._append(sequence, next(next_sampled), next(next_logprob)))
         assert next(next_sampled, None) is None, f"{len(sampled)} tokens for {len(tokens)} requests"
         return tokens
 
@@ -203,8 +214,8 @@ class Scheduler:
         return self._count_growing() + needed
 
     def _find_hit(self, sequence: Sequence) -> list[int]:
-        """The cached prefix of a request to be computed here; its last token always remains to be computed."""
-        return self._pool.lookup(sequence.token_ids[:-1], sequence.salt)
+        """The cached prefix of a request to be computed here, as far as it need not be; the last token always is."""
+        return self._pool.lookup(sequence.token_ids[: sequence.num_skippable], sequence.salt)
 
     def _find_admissible(self) -> tuple[Sequence, list[int]] | None:
         """The request that waits longest and its prefix hit, if it can run now."""
@@ -302,14 +313,22 @@ class Scheduler:
             self._pool.acquire(exchanged)
             self._pinned[sequence.id] += exchanged
 
-    def _append(self, sequence: Sequence, token_id: int) -> Token:
+    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Token:
         is_first = len(sequence.token_ids) == sequence.num_given
         sequence.token_ids.append(token_id)
         finish_reason, stop_reason = sequence.finish_of(token_id, self._limits.eos_token_ids)
         if finish_reason is not None or sequence.request.prefill_only:
             self._leave(sequence)
         cached_tokens = sequence.cached_tokens if is_first else None
-        return Token(*sequence.id, token_id, finish_reason, stop_reason, cached_tokens)
+        return Token(
+            *sequence.id,
+            token_id,
+            finish_reason,
+            stop_reason,
+            cached_tokens,
+            logprob=logprob,
+            prompt_logprobs=sequence.take_prompt_logprobs(),
+        )
 
     def _leave(self, sequence: Sequence) -> None:
         del self._running[sequence.id]
