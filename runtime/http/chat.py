@@ -44,7 +44,7 @@ async def _prepare(request: web.Request) -> Job:
     sampling = complete_sampling(
         asked, card, len(prompt_ids) // 4, prompt_param="messages", default_max_tokens=None
     )
-    return make_job(request, asked, card, prompt_ids, sampling, ChatReply)
+    return make_job(request, asked, card, [(prompt_ids, sampling)], ChatReply)
 
 
 def _read_template_kwargs(fields: Fields) -> dict[str, Any]:

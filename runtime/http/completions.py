@@ -1,4 +1,4 @@
-"""POST /v1/completions: continues one prompt, given as text or as token ids."""
+"""POST /v1/completions: continues prompts, each given as text or as token ids."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from aiohttp import web
 
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
-from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.fields import Fields, Problems, shown
 from dynrt.runtime.http.models import find_model
-from dynrt.runtime.http.parameters import are_token_ids, check_vocabulary, complete_sampling, read_parameters
+from dynrt.runtime.http.parameters import (
+    MAX_CHOICES,
+    are_token_ids,
+    check_vocabulary,
+    complete_sampling,
+    read_parameters,
+)
 from dynrt.runtime.http.replies import TextReply
 from dynrt.runtime.http.serve import Job, make_job, serve
 from dynrt.runtime.http.unsupported import COMPLETIONS, refuse_unsupported
@@ -19,6 +25,8 @@ from dynrt.runtime.requests import ModelCard
 
 DEFAULT_MAX_TOKENS = 16
 
+Prompt = str | list[int]
+
 
 async def completions(request: web.Request) -> web.StreamResponse:
     return await serve(request, _prepare)
@@ -26,40 +34,50 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 async def _prepare(request: web.Request) -> Job:
     fields = Fields(await read_object(request), Problems())
-    prompt = read_prompt(fields)
+    prompts = read_prompts(fields)
     asked = read_parameters(fields)
     add_special_tokens = fields.boolean("add_special_tokens", True)
     refuse_unsupported(fields, COMPLETIONS)
+    _check_choices(fields, len(prompts), asked.n)
     fields.problems.raise_if_any()
-    card = find_model(request.app[BACKEND], asked.model)
-    prompt_ids = await _prompt_ids(request.app[BACKEND], card, prompt, add_special_tokens)
-    sampling = complete_sampling(
-        asked, card, len(prompt_ids) // 4, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
-    )
-    return make_job(request, asked, card, prompt_ids, sampling, TextReply)
+    backend = request.app[BACKEND]
+    card = find_model(backend, asked.model)
+    packed = [await _prompt_ids(backend, card, prompt, add_special_tokens) for prompt in prompts]
+    samplings = [
+        complete_sampling(
+            asked, card, len(ids) // 4, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
+        )
+        for ids in packed
+    ]
+    return make_job(request, asked, card, list(zip(packed, samplings, strict=True)), TextReply)
 
 
-def read_prompt(fields: Fields) -> str | list[int]:
-    """The one prompt: a string or a list of token ids, either also as the only element of a list."""
+def read_prompts(fields: Fields) -> list[Prompt]:
+    """One prompt or a list of them, each a string or a list of token ids; none if they are refused."""
     prompt: Any = fields.values.get("prompt")
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            fields.refuse(
-                "prompt", "it must be one prompt, as several are not supported yet; send a request for each"
-            )
-            return ""
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return prompt
-    if isinstance(prompt, list) and prompt and are_token_ids(prompt):
-        return prompt
-    fields.refuse("prompt", "it must be a string or a list of token ids, not empty and no id negative")
-    return ""
+    is_batch = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+    prompts = prompt if is_batch else [prompt]
+    if len(prompts) > MAX_CHOICES:
+        fields.refuse("prompt", f"it must be at most {MAX_CHOICES} prompts")
+        return []
+    for index, one in enumerate(prompts):
+        if not _is_prompt(one):
+            param = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
+            rule = "it must be a string or a list of token ids, not empty and no id negative"
+            fields.problems.add(param, f"{param} is {shown(one)}; {rule}")
+    return prompts
 
 
-async def _prompt_ids(
-    backend: Backend, card: ModelCard, prompt: str | list[int], add_special_tokens: bool
-) -> bytes:
+def _is_prompt(value: Any) -> bool:
+    return bool(value) and (isinstance(value, str) or (isinstance(value, list) and are_token_ids(value)))
+
+
+def _check_choices(fields: Fields, num_prompts: int, n: int) -> None:
+    if num_prompts * n > MAX_CHOICES:
+        fields.refuse("n", f"it must be at most {MAX_CHOICES // num_prompts} with {num_prompts} prompts")
+
+
+async def _prompt_ids(backend: Backend, card: ModelCard, prompt: Prompt, add_special_tokens: bool) -> bytes:
     if isinstance(prompt, str):
         return await backend.encode(prompt, add_special_tokens=add_special_tokens)
     check_vocabulary(prompt, card, "prompt")

@@ -12,6 +12,7 @@ from dynrt.runtime.http.fields import Fields
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import LocalPrefill, ModelCard
 
+MAX_CHOICES = 128  # of all prompts of a request together
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -35,6 +36,7 @@ class Parameters(msgspec.Struct, frozen=True):
     min_tokens: int
     stop_token_ids: tuple[int, ...]
     seeded: bool
+    n: int  # choices for each prompt
     salt: str
     local_prefill: LocalPrefill | None
 
@@ -43,7 +45,6 @@ def read_parameters(fields: Fields) -> Parameters:
     """Read the shared parameters; problems are left with `fields`."""
     stream = fields.boolean("stream", False)
     options = _stream_options(fields, stream)
-    _refuse_many(fields)
     newer = fields.integer("max_completion_tokens", None, 1)
     older = fields.integer("max_tokens", None, 1)
     min_tokens = fields.integer("min_tokens", 0, 0, MAX_INT32)
@@ -59,6 +60,7 @@ def read_parameters(fields: Fields) -> Parameters:
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
         seeded=fields.values.get("seed") is not None,
+        n=fields.integer("n", 1, 1, MAX_CHOICES),
         salt=fields.string("cache_salt", "", MAX_SALT_CHARS),
         local_prefill=_local_prefill(fields),
     )
@@ -118,13 +120,6 @@ def _stream_options(fields: Fields, stream: bool) -> Fields:
     if fields.values.get("stream_options") is not None and not stream:
         fields.refuse("stream_options", "it must be left out, or stream be true")
     return fields.child("stream_options")
-
-
-def _refuse_many(fields: Fields) -> None:
-    if fields.integer("n", 1, 1) > 1:
-        fields.refuse(
-            "n", "it must be 1, as more than one choice is not supported yet; send the request n times"
-        )
 
 
 def _local_prefill(fields: Fields) -> LocalPrefill | None:

@@ -1,7 +1,8 @@
-"""Puts a request's outputs into the bodies and stream events of one endpoint; pure."""
+"""Puts the outputs of a request's choices into the bodies and stream events of one endpoint; pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -16,16 +17,21 @@ from dynrt.runtime.requests import GenerateOutput
 class Reply(Protocol):
     """One endpoint's way of telling what was generated."""
 
-    def events(self, output: GenerateOutput, *, first: bool, usage: openai.Usage | UnsetType) -> bytes:
-        """`output` as stream events, none if it shows nothing; with `usage` in each if it is set."""
+    def events(
+        self, index: int, output: GenerateOutput, *, first: bool, usage: openai.Usage | UnsetType
+    ) -> bytes:
+        """`output` of choice `index` as stream events, none if it shows nothing; with `usage` in each if it is set.
+
+        `first`: the choice has had no events yet.
+        """
         ...
 
     def usage_event(self, usage: openai.Usage) -> bytes:
         """The stream's last chunk: no choices, only `usage`."""
         ...
 
-    def whole(self, text: str, last: GenerateOutput, usage: openai.Usage) -> msgspec.Struct:
-        """The body of an answer that is not streamed."""
+    def whole(self, outputs: Sequence[GenerateOutput], usage: openai.Usage) -> msgspec.Struct:
+        """The body of an answer that is not streamed; `outputs`: all of each choice's, joined."""
         ...
 
 
@@ -47,25 +53,30 @@ class ChatReply(msgspec.Struct, frozen=True):
     created: int
     model: str
 
-    def events(self, output: GenerateOutput, *, first: bool, usage: openai.Usage | UnsetType) -> bytes:
+    def events(
+        self, index: int, output: GenerateOutput, *, first: bool, usage: openai.Usage | UnsetType
+    ) -> bytes:
         finish = finish_word(output)
         events = b""
         if first or output.text:
             delta = openai.Delta(role="assistant" if first else UNSET, content=output.text)
-            events += self._chunk([openai.ChunkChoice(delta)], usage)
+            events += self._chunk([openai.ChunkChoice(delta, index=index)], usage)
         if finish is not None:
-            end = openai.ChunkChoice(openai.Delta(), finish_reason=finish, stop_reason=output.stop_reason)
+            end = openai.ChunkChoice(openai.Delta(), finish, output.stop_reason, index)
             events += self._chunk([end], usage)
         return events
 
     def usage_event(self, usage: openai.Usage) -> bytes:
         return self._chunk([], usage)
 
-    def whole(self, text: str, last: GenerateOutput, usage: openai.Usage) -> openai.ChatCompletion:
-        finish = finish_word(last)
-        assert finish is not None, "the last output says why it is the last"
-        choice = openai.ChatChoice(openai.Message(text), finish_reason=finish, stop_reason=last.stop_reason)
-        return openai.ChatCompletion(self.id, self.created, self.model, [choice], usage)
+    def whole(self, outputs: Sequence[GenerateOutput], usage: openai.Usage) -> openai.ChatCompletion:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        return openai.ChatCompletion(self.id, self.created, self.model, choices, usage)
+
+    def _choice(self, index: int, output: GenerateOutput) -> openai.ChatChoice:
+        finish = finish_word(output)
+        assert finish is not None, "a whole output says why it ended"
+        return openai.ChatChoice(openai.Message(output.text), finish, output.stop_reason, index)
 
     def _chunk(self, choices: list[openai.ChunkChoice], usage: openai.Usage | UnsetType) -> bytes:
         return event(openai.ChatChunk(self.id, self.created, self.model, choices, usage))
@@ -80,19 +91,24 @@ class TextReply(msgspec.Struct, frozen=True):
     created: int
     model: str
 
-    def events(self, output: GenerateOutput, *, first: bool, usage: openai.Usage | UnsetType) -> bytes:
+    def events(
+        self, index: int, output: GenerateOutput, *, first: bool, usage: openai.Usage | UnsetType
+    ) -> bytes:
         finish = finish_word(output)
         if not (first or output.text or finish):
             return b""
         stop_reason = UNSET if finish is None else output.stop_reason
-        return event(self._completion([openai.TextChoice(output.text, finish, stop_reason)], usage))
+        return event(self._completion([openai.TextChoice(output.text, finish, stop_reason, index)], usage))
 
     def usage_event(self, usage: openai.Usage) -> bytes:
         return event(self._completion([], usage))
 
-    def whole(self, text: str, last: GenerateOutput, usage: openai.Usage) -> openai.Completion:
-        choice = openai.TextChoice(text, finish_word(last), last.stop_reason)
-        return self._completion([choice], usage)
+    def whole(self, outputs: Sequence[GenerateOutput], usage: openai.Usage) -> openai.Completion:
+        choices = [
+            openai.TextChoice(output.text, finish_word(output), output.stop_reason, index)
+            for index, output in enumerate(outputs)
+        ]
+        return self._completion(choices, usage)
 
     def _completion(
         self, choices: list[openai.TextChoice], usage: openai.Usage | UnsetType

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import defaultdict
 from typing import Literal
 
 import msgspec
@@ -20,15 +21,22 @@ class RequestRecord(msgspec.Struct):
     """Filled in as the request goes on; read by the access log and for `usage`."""
 
     request_id: str
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: int = 0  # of all prompts, whatever the number of choices for each
+    output_tokens: int = 0  # of all choices
     outcome: Outcome = "answered"
     sent_status: int | None = None  # once a stream is written to its end
+    cached_by_prompt: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))
 
-    def count(self, output: GenerateOutput) -> None:
+    @property
+    def cached_tokens(self) -> int:
+        """Of each prompt, what the luckiest of its choices found."""
+        return sum(self.cached_by_prompt.values())
+
+    def count(self, output: GenerateOutput, prompt: int) -> None:
+        """Note an output of a choice for prompt number `prompt`."""
         self.output_tokens += len(output.token_ids)
-        self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+        if output.cached_tokens > self.cached_by_prompt[prompt]:
+            self.cached_by_prompt[prompt] = output.cached_tokens
 
     def usage(self) -> Usage:
         return Usage(

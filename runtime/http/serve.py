@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
-from dynrt.runtime.errors import EngineError, OverloadedError
+from dynrt.runtime.errors import OverloadedError
 from dynrt.runtime.http.backend import BACKEND
+from dynrt.runtime.http.choices import IndexedOutput, joined, outputs_of, requests_for_choices, with_own_ids
 from dynrt.runtime.http.envelope import told_to_client
 from dynrt.runtime.http.models import json_response
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS
@@ -27,9 +27,13 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A request that has passed the door: what to generate and how to answer."""
+    """A request that has passed the door: what to generate and how to answer.
 
-    request: GenerateRequest
+    `requests`: by choice, those of one prompt behind one another.
+    """
+
+    requests: list[GenerateRequest]
+    choices_per_prompt: int
     reply: Reply
     stream: bool
     include_usage: bool
@@ -43,29 +47,38 @@ def make_job(
     request: web.Request,
     asked: Parameters,
     card: ModelCard,
-    prompt_ids: bytes,
-    sampling: SamplingParams,
+    prompts: Sequence[tuple[bytes, SamplingParams]],
     reply: type[ChatReply] | type[TextReply],
 ) -> Job:
-    """The job for `prompt_ids` (packed), as asked."""
+    """The job for `prompts` (packed ids), as asked."""
     record = record_of(request)
-    record.prompt_tokens = len(prompt_ids) // 4
-    traceparent = request.headers.get("traceparent", "")
+    record.prompt_tokens = sum(len(prompt_ids) for prompt_ids, _ in prompts) // 4
+    one_each = [
+        _generate_request(request, asked, card, prompt_ids, sampling) for prompt_ids, sampling in prompts
+    ]
     return Job(
-        request=GenerateRequest(
-            prompt_ids=prompt_ids,
-            sampling=sampling,
-            model=card.name,
-            request_id=record.request_id,
-            salt=asked.salt,
-            seeded=asked.seeded,
-            traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
-            local_prefill=asked.local_prefill,
-        ),
+        requests=with_own_ids([choice for one in one_each for choice in requests_for_choices(one, asked.n)]),
+        choices_per_prompt=asked.n,
         reply=reply(f"{reply.ID_PREFIX}-{record.request_id}", int(time.time()), card.name),
         stream=asked.stream,
         include_usage=asked.include_usage,
         continuous_usage=asked.continuous_usage,
+    )
+
+
+def _generate_request(
+    request: web.Request, asked: Parameters, card: ModelCard, prompt_ids: bytes, sampling: SamplingParams
+) -> GenerateRequest:
+    traceparent = request.headers.get("traceparent", "")
+    return GenerateRequest(
+        prompt_ids=prompt_ids,
+        sampling=sampling,
+        model=card.name,
+        request_id=record_of(request).request_id,
+        salt=asked.salt,
+        seeded=asked.seeded,
+        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        local_prefill=asked.local_prefill,
     )
 
 
@@ -90,36 +103,38 @@ async def _run(request: web.Request, prepare: Prepare, events: EventStream) -> w
         if backend.draining():
             raise OverloadedError("the server is draining and takes no new requests; try again later")
         job = await prepare(request)
-        async with aclosing(backend.generate(job.request)) as outputs:
+        async with outputs_of(backend, job.requests, job.choices_per_prompt) as outputs:
             if not job.stream:
                 return json_response(await _collect(job, outputs, record))
             await _stream(job, outputs, record, events)
             return events.response
 
 
-async def _collect(job: Job, outputs: AsyncIterator[GenerateOutput], record: RequestRecord) -> msgspec.Struct:
-    text: list[str] = []
-    async for output in outputs:
-        record.count(output)
-        text.append(output.text)
-        if finish_word(output) is not None:
-            return job.reply.whole("".join(text), output, record.usage())
-    raise _unfinished()
+async def _collect(job: Job, outputs: AsyncIterator[IndexedOutput], record: RequestRecord) -> msgspec.Struct:
+    of_choices: list[list[GenerateOutput]] = [[] for _ in job.requests]
+    async for index, output in outputs:
+        record.count(output, index // job.choices_per_prompt)
+        finish_word(output)  # a choice that failed fails the request at once
+        of_choices[index].append(output)
+    return job.reply.whole([joined(parts) for parts in of_choices], record.usage())
 
 
 async def _stream(
-    job: Job, outputs: AsyncIterator[GenerateOutput], record: RequestRecord, events: EventStream
+    job: Job, outputs: AsyncIterator[IndexedOutput], record: RequestRecord, events: EventStream
 ) -> None:
-    async for output in outputs:
-        record.count(output)
+    begun = [False] * len(job.requests)
+    left = len(job.requests)
+    async for index, output in outputs:
+        record.count(output, index // job.choices_per_prompt)
         usage = record.usage() if job.continuous_usage else UNSET
-        news = job.reply.events(output, first=not events.started, usage=usage)
-        if output.finish_reason is not None:
+        news = output.frames or job.reply.events(index, output, first=not begun[index], usage=usage)
+        begun[index] = True
+        left -= output.finish_reason is not None
+        if left == 0:
             last = job.reply.usage_event(record.usage()) if job.include_usage else b""
-            return await events.finish(news + last)
-        if news:
+            await events.finish(news + last)
+        elif news:
             await events.send(news)
-    raise _unfinished()
 
 
 async def _fail(request: web.Request, events: EventStream, error: Exception) -> None:
@@ -130,7 +145,3 @@ async def _fail(request: web.Request, events: EventStream, error: Exception) -> 
         await events.fail(told_to_client(error, record.request_id))
     except ClientLeftError:
         record.outcome = "client_left"
-
-
-def _unfinished() -> EngineError:
-    return EngineError("the engine's output ended without a finish reason")
