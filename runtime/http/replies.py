@@ -22,7 +22,7 @@ class Reply(Protocol):
     ) -> bytes:
         """`output` of choice `index` as stream events, none if it shows nothing; with `usage` in each if it is set.
 
-        `first`: the choice has had no events yet.
+        `first`: the choice has had no events yet. Text that comes in ready frames is passed on as it is.
         """
         ...
 
@@ -61,6 +61,7 @@ class ChatReply(msgspec.Struct, frozen=True):
         if first or output.text:
             delta = openai.Delta(role="assistant" if first else UNSET, content=output.text)
             events += self._chunk([openai.ChunkChoice(delta, index=index)], usage)
+        events += output.frames
         if finish is not None:
             end = openai.ChunkChoice(openai.Delta(), finish, output.stop_reason, index)
             events += self._chunk([end], usage)
@@ -95,10 +96,11 @@ class TextReply(msgspec.Struct, frozen=True):
         self, index: int, output: GenerateOutput, *, first: bool, usage: openai.Usage | UnsetType
     ) -> bytes:
         finish = finish_word(output)
-        if not (first or output.text or finish):
-            return b""
+        if not (output.text or finish or (first and not output.frames)):
+            return output.frames
         stop_reason = UNSET if finish is None else output.stop_reason
-        return event(self._completion([openai.TextChoice(output.text, finish, stop_reason, index)], usage))
+        choice = openai.TextChoice(output.text, finish, stop_reason, index)
+        return output.frames + event(self._completion([choice], usage))
 
     def usage_event(self, usage: openai.Usage) -> bytes:
         return event(self._completion([], usage))

@@ -127,7 +127,7 @@ async def _stream(
     async for index, output in outputs:
         record.count(output, index // job.choices_per_prompt)
         usage = record.usage() if job.continuous_usage else UNSET
-        news = output.frames or job.reply.events(index, output, first=not begun[index], usage=usage)
+        news = job.reply.events(index, output, first=not begun[index], usage=usage)
         begun[index] = True
         left -= output.finish_reason is not None
         if left == 0:
