@@ -67,14 +67,17 @@ class Replies:
             finish, reason = "stop", piece.stopped
         elif finish is not None:
             text += stream.finish()
+        frame = submit.frame
         return TokenDelta(
             token.key,
             token.epoch,
             [token.token_id],
-            text,
+            text if frame is None else "",
             finish,
             reason,
             token.cached_tokens,
             logprobs=None if token.logprob is None else [token.logprob],
             prompt_logprobs=token.prompt_logprobs,
+            frames=frame.around(text) if frame is not None and text else b"",
+            frame_chars=len(text) if frame is not None else 0,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -37,6 +37,14 @@ class GenerateOutput(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, if asked for
     prompt_logprobs: list[TokenLogprob | None] | None = None  # once, with the first output
     frames: bytes = b""  # the text as events, each within GenerateRequest.frame
+
+
+class FrameSink(Protocol):
+    """Where a request's events may go at once, past the generator of its outputs."""
+
+    def take(self, frames: bytes, num_tokens: int) -> bool:
+        """Called only while the generator is awaited. False: not now; they come out of the generator instead."""
+        ...
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ from dynrt.runtime.planning import RETRY_AFTER_S, PlannerActor
 from dynrt.runtime.prompts import PromptEncoder
 from dynrt.runtime.request_check import check_prompt
 from dynrt.runtime.request_life import LEASE_S, RequestLife
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
 from dynrt.runtime.supervisor import Supervisor
 from dynrt.runtime.transfer_manager import TransferManager
@@ -258,8 +258,13 @@ class Runtime:
             )
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """Outputs until one has a finish_reason. Closing it, or cancelling its task, ends the request everywhere."""
+    async def generate(
+        self, request: GenerateRequest, sink: FrameSink | None = None
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        """Outputs until one has a finish_reason. Closing it, or cancelling its task, ends the request everywhere.
+
+        `sink` takes the events of a request that has a frame past this generator, where it can; it costs less.
+        """
         self._admit(request)
         key = self._random.randbytes(16)
         life = RequestLife(
@@ -268,6 +273,7 @@ class Runtime:
             self._sampling(request),
             request.local_prefill or self._config.local_prefill,
             self._attempts,
+            sink if request.frame is not None else None,
         )
         outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
         with self._attempts.account_for(life):

@@ -7,14 +7,19 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
 
 
 class Backend(Protocol):
     """The runtime as the endpoint sees it. Every method may raise a DynrtError."""
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
-        """Outputs until one carries a finish_reason; closing the generator cancels the request everywhere."""
+    def generate(
+        self, request: GenerateRequest, sink: FrameSink | None = None
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        """Outputs until one carries a finish_reason; closing the generator cancels the request everywhere.
+
+        Events of a request with a frame may go to `sink` instead, while the generator is awaited.
+        """
         ...
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:

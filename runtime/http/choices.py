@@ -12,7 +12,7 @@ import msgspec
 
 from dynrt.runtime.errors import EngineError
 from dynrt.runtime.http.backend import Backend
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
 
 SHARED_PROMPT_TOKENS = (
     256  # from here on, a prompt's other choices wait until its first has put it into the cache
@@ -54,17 +54,24 @@ def with_own_ids(requests: list[GenerateRequest]) -> list[GenerateRequest]:
     ]
 
 
-def outputs_of(backend: Backend, requests: Sequence[GenerateRequest], per_prompt: int) -> Outputs:
-    """`requests`: those of each prompt's `per_prompt` choices behind one another. Raises what any of them raises."""
+def outputs_of(
+    backend: Backend, requests: Sequence[GenerateRequest], per_prompt: int, sink: FrameSink | None = None
+) -> Outputs:
+    """`requests`: those of each prompt's `per_prompt` choices behind one another. Raises what any of them raises.
+
+    `sink` is used where there is one request: of several, each is read ahead of what has been written.
+    """
     assert requests and len(requests) % per_prompt == 0
     if len(requests) == 1:
-        return aclosing(_alone(backend, requests[0]))
+        return aclosing(_alone(backend, requests[0], sink))
     return MergedOutputs(backend, requests, per_prompt)
 
 
-async def _alone(backend: Backend, request: GenerateRequest) -> AsyncGenerator[IndexedOutput, None]:
+async def _alone(
+    backend: Backend, request: GenerateRequest, sink: FrameSink | None
+) -> AsyncGenerator[IndexedOutput, None]:
     """Most requests have one choice: it needs no task and no queue."""
-    async with aclosing(backend.generate(request)) as outputs:
+    async with aclosing(backend.generate(request, sink)) as outputs:
         async for output in outputs:
             yield 0, output
             if output.finish_reason is not None:
@@ -113,7 +120,7 @@ class MergedOutputs:
         """Put a choice's outputs into the queue; its failure too, as that is for the reader to raise."""
         try:
             await self._turn(index)
-            async with aclosing(_alone(self._backend, self._requests[index])) as outputs:
+            async with aclosing(_alone(self._backend, self._requests[index], None)) as outputs:
                 async for _, output in outputs:
                     self._in_cache[index // self._per_prompt].set()
                     await self._queue.put((index, output))

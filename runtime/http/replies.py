@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from dynrt.runtime.errors import EngineError
 from dynrt.runtime.http import openai_types as openai
 from dynrt.runtime.http.sse import event
+from dynrt.runtime.messages import Frame
 from dynrt.runtime.requests import GenerateOutput
 
 
@@ -24,6 +25,10 @@ class Reply(Protocol):
 
         `first`: the choice has had no events yet. Text that comes in ready frames is passed on as it is.
         """
+        ...
+
+    def frame(self, index: int) -> Frame | None:
+        """What is around the text in an event of choice `index`. None: its text must come here, not in frames."""
         ...
 
     def usage_event(self, usage: openai.Usage) -> bytes:
@@ -42,6 +47,14 @@ def finish_word(output: GenerateOutput) -> openai.FinishWord | None:
             raise EngineError(f"the engine ended the request without completing it ({failure})")
         case finish:
             return finish
+
+
+_TEXT = "\ue000"  # stands for the text: of Unicode's private use, so in no id and no model's name
+
+
+def _frame(event_of_text: bytes) -> Frame:
+    prefix, _, suffix = event_of_text.partition(msgspec.json.encode(_TEXT))
+    return Frame(prefix, suffix)
 
 
 class ChatReply(msgspec.Struct, frozen=True):
@@ -66,6 +79,9 @@ class ChatReply(msgspec.Struct, frozen=True):
             end = openai.ChunkChoice(openai.Delta(), finish, output.stop_reason, index)
             events += self._chunk([end], usage)
         return events
+
+    def frame(self, index: int) -> Frame | None:
+        return _frame(self._chunk([openai.ChunkChoice(openai.Delta(content=_TEXT), index=index)], UNSET))
 
     def usage_event(self, usage: openai.Usage) -> bytes:
         return self._chunk([], usage)
@@ -101,6 +117,9 @@ class TextReply(msgspec.Struct, frozen=True):
         stop_reason = UNSET if finish is None else output.stop_reason
         choice = openai.TextChoice(output.text, finish, stop_reason, index)
         return output.frames + event(self._completion([choice], usage))
+
+    def frame(self, index: int) -> Frame | None:
+        return _frame(event(self._completion([openai.TextChoice(_TEXT, None, UNSET, index)], UNSET)))
 
     def usage_event(self, usage: openai.Usage) -> bytes:
         return event(self._completion([], usage))

@@ -103,11 +103,21 @@ async def _run(request: web.Request, prepare: Prepare, events: EventStream) -> w
         if backend.draining():
             raise OverloadedError("the server is draining and takes no new requests; try again later")
         job = await prepare(request)
-        async with outputs_of(backend, job.requests, job.choices_per_prompt) as outputs:
+        async with outputs_of(backend, _framed(job), job.choices_per_prompt, events) as outputs:
             if not job.stream:
                 return json_response(await _collect(job, outputs, record))
             await _stream(job, outputs, record, events)
             return events.response
+
+
+def _framed(job: Job) -> list[GenerateRequest]:
+    """Its requests, with the frames of their events where the engines can make these."""
+    if not job.stream or job.continuous_usage:
+        return job.requests
+    return [
+        msgspec.structs.replace(request, frame=job.reply.frame(index))
+        for index, request in enumerate(job.requests)
+    ]
 
 
 async def _collect(job: Job, outputs: AsyncIterator[IndexedOutput], record: RequestRecord) -> msgspec.Struct:

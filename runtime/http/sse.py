@@ -1,4 +1,8 @@
-"""One response of server-sent events: held back until its first event, pinged while silent, cut if not read."""
+"""One response of server-sent events: held back until its first event, pinged while silent, cut if not read.
+
+Head and end are aiohttp's; the events between go straight to the transport, one write each, as aiohttp's way costs
+several times what the rest of a token does. So this module also does the chunk framing and heeds the high-water mark.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from dynrt.runtime.http.request_record import record_of
 
 PING_S = 15.0  # a started stream that is silent for so long gets a comment: proxies cut idle ones at 60 s
 STALL_S = 30.0  # a write that waits for its reader for so long ends the request
+HIGH_WATER_BYTES = 64 * 1024  # the mark at which asyncio's and uvloop's transports pause whoever writes
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -41,7 +46,10 @@ def data_event(json_body: bytes) -> bytes:
 
 
 class EventStream:
-    """`send` is for one task; the watcher beside it, which ends with the context, pings and cuts."""
+    """`send` is for one task; the watcher beside it, which ends with the context, pings and cuts.
+
+    A started stream is a requests.FrameSink: `take` needs no task and does not wait.
+    """
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -50,9 +58,13 @@ class EventStream:
         self._finished = False
         self._writing = False
         self._last_event_s = 0.0
+        self._record = record_of(request)
+        self._transport = request.transport
         self.response = web.StreamResponse(headers=HEADERS)
         if request.version < HttpVersion11:
             self.response.force_close()  # such a stream has no end but the connection's
+        else:
+            self.response.enable_chunked_encoding()
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,13 +89,31 @@ class EventStream:
         if self._watcher is None:
             await self.response.prepare(self._request)
             self._watcher = asyncio.create_task(self._watch())
-        await self._write_watched(self.response.write(events))
+            await self._write_watched(self.response.write(events))
+        else:
+            await self._write(events)
+
+    def take(self, frames: bytes, num_tokens: int) -> bool:
+        """Send `frames` now, without waiting; False if the stream has not started or its reader is slow."""
+        transport = self._transport
+        if (
+            self._watcher is None
+            or transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size() > HIGH_WATER_BYTES
+        ):
+            return False
+        if frames:
+            transport.write(self._framed(frames))
+            self._last_event_s = self._loop.time()
+        self._record.output_tokens += num_tokens
+        return True
 
     async def finish(self, events: bytes) -> None:
         """Send the last `events`, [DONE] and the end of the body."""
         self._finished = True
         await self.send(events + DONE)
-        record_of(self._request).sent_status = self.response.status
+        self._record.sent_status = self.response.status
         with suppress(ClientLeftError):  # nothing is missing to a client that closes behind [DONE]
             await self._write_watched(self.response.write_eof())
 
@@ -91,6 +121,17 @@ class EventStream:
         """Finish a started stream with `error`, unless all has been said."""
         if not self._finished:
             await self.finish(data_event(encode_error(error)))
+
+    async def _write(self, events: bytes) -> None:
+        """Raises ClientLeftError; waits while the transport holds more than its high-water mark."""
+        if self._transport is None or self._transport.is_closing():
+            raise ClientLeftError
+        self._transport.write(self._framed(events))
+        await self._write_watched(self._request.writer.drain())
+
+    def _framed(self, events: bytes) -> bytes:
+        """One chunk of the body; HTTP/1.0 has none."""
+        return b"%x\r\n%b\r\n" % (len(events), events) if self.response.chunked else events
 
     async def _write_watched(self, write: Awaitable[None]) -> None:
         self._note_write(True)
@@ -119,9 +160,9 @@ class EventStream:
 
     async def _ping(self) -> None:
         with suppress(ClientLeftError):  # then the handler is being cancelled, and this task with it
-            await self._write_watched(self.response.write(PING))
+            await self._write(PING)
 
     def _cut(self) -> None:
-        record_of(self._request).outcome = "client_stalled"
+        self._record.outcome = "client_stalled"
         if self._request.transport is not None:
             self._request.transport.abort()

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from dynrt.runtime.messages import pack_ids
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
 
 DEADLINE_S = 10.0
 MODEL = "acme/tiny"
@@ -38,7 +38,9 @@ class ScriptedBackend:
         self.why_not_ready: str | None = None
         self.is_draining = False
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateOutput, None]:
+    async def generate(
+        self, request: GenerateRequest, sink: FrameSink | None = None
+    ) -> AsyncGenerator[GenerateOutput, None]:
         self.requests.append(request)
         self.entered.set()
         try:

@@ -123,7 +123,7 @@ class HeldBackend:
         self.may_go = [asyncio.Event() for _ in range(choices)]
         self.started: asyncio.Queue[int] = asyncio.Queue()
 
-    async def generate(self, request: GenerateRequest):
+    async def generate(self, request: GenerateRequest, sink: object = None):
         number = request.sampling.seed
         self.started.put_nowait(number)
         await self.may_go[number].wait()
@@ -148,7 +148,7 @@ async def test_a_reader_that_waits_holds_the_choices_back() -> None:
     taken = 0
 
     class Endless:
-        async def generate(self, request: GenerateRequest):
+        async def generate(self, request: GenerateRequest, sink: object = None):
             nonlocal taken
             while True:
                 taken += 1
