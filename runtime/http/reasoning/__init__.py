@@ -1,0 +1,1 @@
+"""Tells what a reasoning model thinks from what it answers."""
