@@ -92,7 +92,7 @@ class ControlThread:
         self._on_welcome = on_welcome
         self._on_end = on_end
         self._outbox: WakeupQueue[News | FromEngine] = WakeupQueue()
-        self._reserved: dict[HandoffId, Submit] = {}  # reservations whose first token is not known yet
+        self._reserved: dict[HandoffId, Submit] = {}  # reservations whose text stream is not open yet
         self._handoffs: set[HandoffId] = set()
         self._requests: set[HandoffId] = set()
         self._runtime_id: str | None = None
@@ -257,9 +257,16 @@ class ControlThread:
                 self._reserved.pop(news.id, None)
             case Committed():
                 self._handoffs.discard(news.id)
+                self._committed(news.id)
             case _:
                 pass
         return news
+
+    def _committed(self, handoff: HandoffId) -> None:
+        """Its stream is open, unless this engine samples the first token itself: that comes after this news."""
+        submit = self._reserved.pop(handoff, None)
+        if submit is not None:
+            self._replies.open(submit, unpack_ids(submit.output_ids), submit.chars_emitted)
 
     def _note_finished(self, deltas: Sequence[TokenDelta]) -> None:
         for delta in deltas:

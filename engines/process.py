@@ -60,6 +60,7 @@ class EngineProcess:
             to_compute=lambda order: self._compute.post(order),
             on_failure=self._end,
             options=config.transfer,
+            takes_first_token=engine.info.first_token_from == "prefill",
         )
         self._compute = ComputeThread(
             engine, self._transfer, self._clock, lambda news: self._control.publish(news), self._end

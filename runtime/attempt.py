@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Literal, NoReturn
 
 import msgspec
 
 from dynrt.runtime.errors import DynrtError, EngineError
+from dynrt.runtime.handoff_times import HandoffTimes
 from dynrt.runtime.messages import StepTiming, TokenDelta
 from dynrt.transfer.events import FirstToken
 
@@ -30,21 +32,34 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class Attempt:
-    """Bounded by max_tokens: a reader that is slow finds what came meanwhile, all at once."""
+    """Bounded by max_tokens: a reader that is slow finds what came meanwhile, all at once.
 
-    def __init__(self, key: bytes, epoch: int, prefill: str, decode: str, chars_sent: int) -> None:
+    A decode worker with `first_token_from` "decode" samples the first token itself: then nobody reads prefill's.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        epoch: int,
+        prefill: str,
+        decode: str,
+        chars_sent: int,
+        first_token_from: Literal["prefill", "decode"] = "prefill",
+    ) -> None:
         self.key = key
         self.epoch = epoch
         self.prefill = prefill  # incarnations; the same for a local plan
         self.decode = decode
         self.chars_sent = chars_sent  # by earlier attempts
-        self.first_token_at: float | None = None  # on the clock of prefill's host, when it was sampled
-        self.received_at: float | None = None  # on the same clock, when decode had all KV
-        self.first_step: StepTiming | None = None  # decode's, that brought its first own token
+        self.times = HandoffTimes()
+        self._decode_samples = first_token_from == "decode" and self.is_remote
         self._has_begun = False
+        self._unread: TokenDelta | None = None  # prefill's, until decode's next takes along what it says
         self._arrivals: list[Arrival] = []
         self._failure: AttemptError | DynrtError | None = None
         self._news = asyncio.Event()
+        self._is_awaited = False  # whoever reads it has dealt with everything and waits for more
+        self.take: Callable[[TokenDelta], bool] | None = None  # past the reader; False: not now
 
     @property
     def id(self) -> tuple[bytes, int]:
@@ -59,25 +74,65 @@ class Attempt:
         """A token has been sampled for it."""
         return self._has_begun
 
-    def arrive(self, arrival: Arrival) -> None:
+    def arrive(self, arrival: Arrival) -> int:
+        """Returns how many tokens of it the reader will get."""
         self._has_begun = True
-        if self.first_token_at is None and arrival.timing is not None:
-            self.first_token_at = arrival.timing.ended_at
-        if self.is_remote and arrival.incarnation == self.decode and self.first_step is None:
-            self.first_step = arrival.timing
+        self._note_times(arrival)
         if arrival.delta.finish_reason == "error":
             self.fail(EngineError(arrival.delta.error or "the engine failed"))
-            return
+            return 0
+        if self._decode_samples:
+            if arrival.incarnation == self.prefill:
+                self._unread = arrival.delta
+                return 0
+            arrival = self._about_the_prompt(arrival)
         self._arrivals.append(arrival)
         self._news.set()
+        return len(arrival.delta.token_ids)
+
+    def _note_times(self, arrival: Arrival) -> None:
+        times = self.times
+        if self.computes(arrival):
+            times.computed_at = None if arrival.timing is None else arrival.timing.ended_at
+        elif times.first_step is None:
+            times.first_step = arrival.timing
+
+    def _about_the_prompt(self, arrival: Arrival) -> Arrival:
+        """Decode's, with what prefill alone can tell: decode found the prompt computed."""
+        told, self._unread = self._unread, None
+        delta = msgspec.structs.replace(
+            arrival.delta,
+            cached_tokens=told and told.cached_tokens,
+            prompt_logprobs=told and told.prompt_logprobs,
+        )
+        return msgspec.structs.replace(arrival, delta=delta)
+
+    def computes(self, arrival: Arrival) -> bool:
+        """Whether it says that the prompt to be handed off is computed."""
+        return self.is_remote and arrival.incarnation == self.prefill
 
     def first_token(self, arrival: Arrival) -> FirstToken | None:
         """What decode must know of this arrival: the one token from prefill, if the request goes on behind it."""
         delta = arrival.delta
-        if not self.is_remote or arrival.incarnation != self.prefill or delta.finish_reason is not None:
+        if self._decode_samples or not self.computes(arrival) or delta.finish_reason is not None:
             return None
         assert len(delta.token_ids) == 1, "prefill samples exactly one token"
-        return FirstToken(self.key, self.epoch, delta.token_ids[0], self.chars_sent + len(delta.text))
+        return FirstToken(self.key, self.epoch, delta.token_ids[0], self.chars_sent + delta.num_chars)
+
+    def pass_on(self, delta: TokenDelta) -> bool:
+        """Give a delta that is text and no more to `take`, unless something waits to be read before it.
+
+        Saves the reader's task a turn for every token.
+        """
+        return (
+            self.take is not None
+            and self._is_awaited
+            and not self._news.is_set()
+            and self.times.first_step is not None
+            and delta.finish_reason is None
+            and delta.cached_tokens is None
+            and self.take(delta)
+        )
 
     def fail(self, failure: AttemptError | DynrtError) -> None:
         """Read after everything that arrived before."""
@@ -94,7 +149,11 @@ class Attempt:
 
     async def read(self) -> list[Arrival]:
         """Everything that arrived since the last read, at least one. Raises what the attempt failed with."""
-        await self._news.wait()
+        self._is_awaited = True
+        try:
+            await self._news.wait()
+        finally:
+            self._is_awaited = False
         self._news.clear()
         if not self._arrivals:
             self._raise_failure()

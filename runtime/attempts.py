@@ -14,7 +14,7 @@ from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import Exposed, FirstTokenSeen, PlannerActor, Pushed, RequestEnded
 from dynrt.runtime.request_life import RequestLife, Route
-from dynrt.runtime.transfer_manager import Abandon, Gone, Open, TransferManager
+from dynrt.runtime.transfer_manager import Abandon, Computed, Gone, Open, TransferManager
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import Sent
 from dynrt.transfer.ledger_effects import Decided
@@ -47,22 +47,25 @@ class Attempts:
 
     # --- news of them -----------------------------------------------------------------------------
 
-    def deliver(self, worker: Worker, delta: TokenDelta, report: StepReport) -> None:
-        """What a step brought to one attempt."""
+    def deliver(self, worker: Worker, delta: TokenDelta, report: StepReport) -> int:
+        """What a step brought to one attempt. Returns how many tokens of it the client gets."""
         attempt = self._attempts.get((delta.key, delta.epoch))
         if attempt is None:
-            return  # ended meanwhile
+            return 0  # ended meanwhile
+        if attempt.pass_on(delta):
+            return len(delta.token_ids)
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
         arrival = Arrival(delta, worker.incarnation, report.timing)
-        decodes_already = attempt.first_step is not None
-        attempt.arrive(arrival)
-        if not decodes_already:
-            self._observe_decode_start(attempt)
+        num_tokens = attempt.arrive(arrival)
+        if attempt.computes(arrival):
+            self.transfers.tell(Computed(*attempt.id))
         first = attempt.first_token(arrival)
         if first is not None:
             self.transfers.tell(first)
-        self._metrics.vllm_generation_tokens.inc(len(delta.token_ids))
+        if attempt.is_remote and not attempt.times.is_complete:
+            self._observe_handoff(attempt)
+        return num_tokens
 
     def pushed(self, prefill: str, sent: Sent) -> None:
         """A prefill end has sent all of a prompt."""
@@ -89,34 +92,25 @@ class Attempts:
         elif decided.outcome != "committed":
             attempt.fail(AttemptError(f"its handoff {decided.outcome}: {decided.reason}"))
         else:
-            self._observe_exposed(attempt, decided)
+            self._note_received(attempt, decided)
 
-    def _observe_exposed(self, attempt: Attempt, decided: Decided) -> None:
+    def _note_received(self, attempt: Attempt, decided: Decided) -> None:
         """Only where both ends read the same clock."""
         prefill = self._fleet.get(attempt.prefill)
-        sampled_at, received_at = attempt.first_token_at, decided.received_at
-        if (
-            prefill is None
-            or prefill.register.host != decided.host
-            or sampled_at is None
-            or received_at is None
-        ):
-            return
-        exposed_s = max(0.0, received_at - sampled_at)
-        self._metrics.handoff_exposed_s.observe(exposed_s)
-        self._planner.tell(Exposed(exposed_s))
-        attempt.received_at = received_at
-        self._observe_decode_start(attempt)
+        if prefill is not None and prefill.register.host == decided.host:
+            attempt.times.received_at = decided.received_at
+            self._observe_handoff(attempt)
 
-    def _observe_decode_start(self, attempt: Attempt) -> None:
-        """Where the time between prefill's token and decode's own went, once both its ends are known."""
-        sampled_at, received_at, step = attempt.first_token_at, attempt.received_at, attempt.first_step
-        if sampled_at is None or received_at is None or step is None:
-            return
-        began_at = step.ended_at - step.duration_s
-        self._metrics.decode_wait_s.observe(max(0.0, began_at - max(sampled_at, received_at)))
-        self._metrics.decode_first_step_s.observe(step.duration_s)
-        self._metrics.first_decode_s.observe(step.ended_at - sampled_at)
+    def _observe_handoff(self, attempt: Attempt) -> None:
+        exposed_s = attempt.times.take_exposed_s()
+        if exposed_s is not None:
+            self._metrics.handoff_exposed_s.observe(exposed_s)
+            self._planner.tell(Exposed(exposed_s))
+        start = attempt.times.take_decode_start()
+        if start is not None:
+            self._metrics.decode_wait_s.observe(start.wait_s)
+            self._metrics.decode_first_step_s.observe(start.step_s)
+            self._metrics.first_decode_s.observe(start.total_s)
 
     # --- for requests -----------------------------------------------------------------------------
 
@@ -156,7 +150,9 @@ class Attempts:
             # Nobody waits for the plan any more, but it may have been made, or still be.
             self._planner.tell(RequestEnded(life.key, finished=False))
             raise
-        return Route(plan.prefill, plan.decode)
+        decode = self._fleet.get(plan.decode)
+        first_token_from = "prefill" if decode is None else decode.register.first_token_from
+        return Route(plan.prefill, plan.decode, first_token_from)
 
     async def wait_for_change(self, timeout_s: float) -> None:
         try:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.errors import NoWorkerError, WorkerLostError
-from dynrt.runtime.messages import Purpose, SamplingParams, Submit, ToEngine, TokenLogprob, pack_ids
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest, LocalPrefill
+from dynrt.runtime.messages import (
+    Purpose,
+    SamplingParams,
+    Submit,
+    ToEngine,
+    TokenDelta,
+    TokenLogprob,
+    pack_ids,
+)
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, LocalPrefill
 
 log = logging.getLogger("dynrt.request")
 
@@ -24,6 +32,7 @@ class Route(msgspec.Struct, frozen=True):
 
     prefill: str
     decode: str
+    first_token_from: Literal["prefill", "decode"] = "prefill"
 
 
 class Placement(Protocol):
@@ -55,6 +64,7 @@ class RequestLife:
         sampling: SamplingParams,
         local_prefill: LocalPrefill,
         placement: Placement,
+        sink: FrameSink | None = None,
     ) -> None:
         self.key = key
         self.request = request
@@ -68,6 +78,7 @@ class RequestLife:
         self.began_at = asyncio.get_running_loop().time()
         self.had_output = False
         self._placement = placement
+        self._sink = sink
 
     @property
     def known_ids(self) -> bytes:
@@ -99,7 +110,11 @@ class RequestLife:
     async def _start(self, epoch: int, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
         route = await self._plan(excluded, no_worker_wait_s)
         self.is_admitted = True
-        attempt = Attempt(self.key, epoch, route.prefill, route.decode, self.chars_sent)
+        attempt = Attempt(
+            self.key, epoch, route.prefill, route.decode, self.chars_sent, route.first_token_from
+        )
+        if self._sink is not None:
+            attempt.take = self._pass_on
         self._placement.open_attempt(attempt)
         if attempt.is_remote:
             # Prefill starts computing at once; it does not wait for the reservation.
@@ -134,6 +149,7 @@ class RequestLife:
             salt=self.request.salt,
             lease_s=LEASE_S,
             peer=attempt.prefill if attempt.is_remote else "",
+            frame=self.request.frame,
         )
 
     async def _stream(self, attempt: Attempt) -> AsyncIterator[GenerateOutput]:
@@ -143,6 +159,14 @@ class RequestLife:
             if output.finish_reason is not None:
                 return
 
+    def _pass_on(self, delta: TokenDelta) -> bool:
+        assert self._sink is not None
+        if not self._sink.take(delta.frames, len(delta.token_ids)):
+            return False
+        self.output_ids.extend(delta.token_ids)
+        self.chars_sent += delta.num_chars
+        return True
+
     def _absorb(self, arrivals: list[Arrival]) -> GenerateOutput:
         """Note what came, so that the request can go on elsewhere from here."""
         token_ids: list[int] = []
@@ -150,7 +174,7 @@ class RequestLife:
             self._note_cached(arrival)
             token_ids.extend(arrival.delta.token_ids)
             self.output_ids.extend(arrival.delta.token_ids)
-            self.chars_sent += len(arrival.delta.text)
+            self.chars_sent += arrival.delta.num_chars
         last = arrivals[-1].delta
         text = "".join(arrival.delta.text for arrival in arrivals)
         return GenerateOutput(
@@ -161,6 +185,7 @@ class RequestLife:
             self.cached_tokens or 0,
             _joined(arrivals),
             arrivals[0].delta.prompt_logprobs,
+            b"".join(arrival.delta.frames for arrival in arrivals),
         )
 
     def _note_cached(self, arrival: Arrival) -> None:

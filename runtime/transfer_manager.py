@@ -24,6 +24,13 @@ class Open(msgspec.Struct, frozen=True):
     decode: str
 
 
+class Computed(msgspec.Struct, frozen=True):
+    """All of the prompt is computed: prefill's token, or the step in which it sampled one, was seen."""
+
+    key: bytes
+    epoch: int
+
+
 class Abandon(msgspec.Struct, frozen=True):
     """Nobody wants it any more; unknown or ended handoffs are left as they are."""
 
@@ -49,7 +56,7 @@ class Tick(msgspec.Struct, frozen=True):
     """A deadline may have come."""
 
 
-TransferMessage = Open | FirstToken | Abandon | Said | Gone | Tick
+TransferMessage = Open | Computed | FirstToken | Abandon | Said | Gone | Tick
 
 
 class TransferManager(Actor[TransferMessage]):
@@ -96,8 +103,10 @@ class TransferManager(Actor[TransferMessage]):
             case Open():
                 self._ledger.open((message.key, message.epoch), message.prefill, message.decode, now)
                 return []
+            case Computed():
+                return self._ledger.computed((message.key, message.epoch), now)
             case FirstToken():
-                return self._ledger.first_token(message.id, message, now)
+                return self._ledger.first_token(message)
             case Abandon():
                 return self._ledger.cancel((message.key, message.epoch), message.reason, now)
             case Said(incarnation, said):

@@ -75,16 +75,23 @@ class ReadChecksum(Protocol):
 class DecodeEnd:
     """All handoffs whose blocks are reserved here. `host` names the clock that `received_at` is read from.
 
-    With `read_checksum`, a handoff is committed only if every block is what was sent.
+    With `read_checksum`, a handoff is committed only if every block is what was sent. An engine that does not take a
+    first token samples it itself: all units are then all that its handoffs wait for.
     """
 
     def __init__(
-        self, num_ranks: int, num_layers: int, host: str, read_checksum: ReadChecksum | None = None
+        self,
+        num_ranks: int,
+        num_layers: int,
+        host: str,
+        read_checksum: ReadChecksum | None = None,
+        takes_first_token: bool = True,
     ) -> None:
         self._num_ranks = num_ranks
         self._num_layers = num_layers
         self._host = host
         self._read_checksum = read_checksum
+        self._takes_first_token = takes_first_token
         self._open: dict[HandoffId, _Handoff] = {}
         self._ended: BoundedDict[HandoffId, Literal["committed", "drained"]] = BoundedDict(TOMBSTONES)
         self._dead_peers: BoundedDict[str, None] = BoundedDict(DEAD_PEERS)
@@ -233,14 +240,16 @@ class DecodeEnd:
 
     def _commit_if_ready(self, handoff: _Handoff) -> list[DecodeEffect]:
         first = handoff.first_token
-        if handoff.state is not DecodeState.RECEIVING or not handoff.is_complete or first is None:
+        waits = first is None and self._takes_first_token
+        if handoff.state is not DecodeState.RECEIVING or not handoff.is_complete or waits:
             return []
         fault = self._find_corruption(handoff)
         if fault is not None:
             handoff.reason, handoff.cause = fault, "checksum"
             return self._drain(handoff)
         self._forget(handoff, "committed")
-        order = CommitBlocks(*handoff.id, first.token_id, first.chars_emitted)
+        token_id, chars_emitted = (None, 0) if first is None else (first.token_id, first.chars_emitted)
+        order = CommitBlocks(*handoff.id, token_id, chars_emitted)
         # Told first: the request may end with the very next step, and the runtime must know by then that it was
         # committed. Should the runtime cancel meanwhile, the compute thread knows that a drop can cross a commit.
         return [Tell(Committed(*handoff.id, handoff.last_unit_at, self._host)), Order(order)]

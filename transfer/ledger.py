@@ -40,7 +40,7 @@ class LedgerLimits(msgspec.Struct, frozen=True):
     """How long the runtime waits for what, and how much it keeps."""
 
     reserve_answer_s: float = 30.0  # Reserved or ReserveRefused after `open`
-    push_s: float = 120.0  # Sent, once the first token is known: all was computed, so it can only be slow
+    push_s: float = 120.0  # Sent, once the prompt is computed
     settle_s: float = 5.0  # an end's last message, once nothing but itself keeps it from sending that
     lease_s: float = 30.0
     max_open: int = 16384
@@ -71,7 +71,7 @@ class _Handoff:
     decode_end: EndState = EndState.OPEN
     num_reserved: int = 0  # blocks on decode
     kv_bytes: int | None = None  # set by Sent
-    has_first_token: bool = False
+    is_computed: bool = False  # all of the prompt, as far as the runtime knows
     is_decided: bool = False
     is_inherited: bool = False  # from a runtime that is gone; its request went with it
 
@@ -130,13 +130,19 @@ class HandoffLedger:
         if self._renew_at is None:
             self._renew_at = now + self._limits.lease_s / 3
 
-    def first_token(self, handoff_id: HandoffId, token: FirstToken, now: float) -> list[LedgerEffect]:
-        """The client was sent its first token, and decodes go on behind it."""
+    def computed(self, handoff_id: HandoffId, now: float) -> list[LedgerEffect]:
+        """Prefill's step with the end of the prompt is over: what is still to be sent can only be slow."""
         handoff = self._open.get(handoff_id)
+        if handoff is not None:
+            handoff.is_computed = True
+            self._expect_commit(handoff, now)
+        return []
+
+    def first_token(self, token: FirstToken) -> list[LedgerEffect]:
+        """The client was sent its first token, and decode goes on behind it."""
+        handoff = self._open.get(token.id)
         if handoff is None or handoff.decode_end is not EndState.OPEN or handoff.phase is Phase.CANCELLING:
             return []
-        handoff.has_first_token = True
-        self._expect_commit(handoff, now)
         return [Send(handoff.decode, token)]
 
     def cancel(self, handoff_id: HandoffId, reason: str, now: float) -> list[LedgerEffect]:
@@ -158,7 +164,7 @@ class HandoffLedger:
 
     def _end_lost(self, handoff: _Handoff, incarnation: str, now: float) -> list[LedgerEffect]:
         role = "prefill" if incarnation == handoff.prefill else "decode"
-        all_was_sent = handoff.kv_bytes is not None and handoff.has_first_token
+        all_was_sent = handoff.kv_bytes is not None and handoff.is_computed
         if role == "prefill":
             handoff.prefill_end = EndState.LOST
         else:
@@ -331,7 +337,7 @@ class HandoffLedger:
     # --- transitions ------------------------------------------------------------------------------
 
     def _expect_commit(self, handoff: _Handoff, now: float) -> None:
-        if handoff.phase is Phase.PUSHING and handoff.has_first_token:
+        if handoff.phase is Phase.PUSHING and handoff.is_computed:
             is_sent = handoff.kv_bytes is not None
             handoff.deadline = now + (self._limits.settle_s if is_sent else self._limits.push_s)
 

@@ -74,6 +74,7 @@ class TransferThread:
         to_compute: Callable[[ToCompute], None],
         on_failure: Callable[[BaseException], None],
         options: TransferOptions,
+        takes_first_token: bool = True,
     ) -> None:
         num_layers = geometry[0].num_layers
         assert len(geometry) == len(regions) and all(rank.num_layers == num_layers for rank in geometry)
@@ -85,7 +86,7 @@ class TransferThread:
         self._prefill = PrefillEnd(len(geometry), num_layers, geometry[0].layer_block_bytes)
         self._pusher = Pusher(self._prefill, self._agents, checksums, self._trace)
         read_checksum = None if checksums is None else checksums.of_block
-        self._decode = DecodeEnd(len(geometry), num_layers, host, read_checksum)
+        self._decode = DecodeEnd(len(geometry), num_layers, host, read_checksum, takes_first_token)
         self._ends = HandoffEnds(self._prefill, self._decode)
         self._to_runtime = to_runtime
         self._to_compute = to_compute

@@ -69,11 +69,13 @@ def test_first_token_of_prefill_goes_to_decode() -> None:
     assert remote().is_remote and not local.is_remote
 
 
-def test_time_of_the_first_token_is_that_of_its_step() -> None:
+def test_times_are_those_of_each_worker_s_step() -> None:
     attempt = remote()
     attempt.arrive(arrival(1, "p", ended_at=5.0))
     attempt.arrive(arrival(2, "d", ended_at=6.0))
-    assert attempt.first_token_at == 5.0
+    attempt.arrive(arrival(3, "d", ended_at=7.0))
+    assert attempt.times.computed_at == 5.0
+    assert attempt.times.first_step is not None and attempt.times.first_step.ended_at == 6.0
     assert attempt.has_begun
 
 

@@ -49,7 +49,15 @@ from dynrt.runtime.messages import (
     pack_ids,
     unpack_ids,
 )
-from dynrt.transfer.events import CancelHandoff, FirstToken, HandoffId, ReserveRefused
+from dynrt.transfer.events import (
+    CancelHandoff,
+    Committed,
+    FirstToken,
+    FromDecodeEnd,
+    FromPrefillEnd,
+    HandoffId,
+    ReserveRefused,
+)
 from dynrt.transfer.local import (
     BlocksReady,
     CommitBlocks,
@@ -92,6 +100,7 @@ class Job:
     prompt_ids: list[int]  # and what was generated before: all that has to be in the KV cache
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_found: int = 0  # prompt tokens not computed here
     new_ids: list[int] = field(default_factory=list)  # sampled here, or by this handoff's prefill end
 
     @property
@@ -138,6 +147,7 @@ class SimEngine:
         fabric: SimFabric,
         trace: Callable[[SimEngine, str], None],
         load_s: float,
+        takes_first_token: bool = True,
     ) -> None:
         self.pid = pid
         self.role = config.role
@@ -147,6 +157,7 @@ class SimEngine:
         self.slowness = 1.0
         self.refuses_reservations = False
         self.doubles_first_token = False
+        self.takes_first_token = takes_first_token  # else it samples it itself
         self._config = config
         self._spawn_token = spawn_token
         self._fabric = fabric
@@ -157,7 +168,14 @@ class SimEngine:
         self._heartbeat_interval_s = 0.0  # unknown until the first welcome
         self._connection = channel.connect(incarnation, self._on_message)
         self._transfer = SimTransfer(
-            incarnation, self.memory, fabric, self._tell, self._on_order, self._is_running, self._point
+            incarnation,
+            self.memory,
+            fabric,
+            self._tell_of_handoff,
+            self._on_order,
+            self._is_running,
+            self._point,
+            takes_first_token,
         )
         self._orders: deque[Callable[[], None]] = deque()  # for compute, between its steps
         self._waiting: deque[Job] = deque()  # for blocks: prompts and reservations, first come, first served
@@ -256,6 +274,15 @@ class SimEngine:
         if self._is_running():
             self._connection.send(message)
 
+    def _tell_of_handoff(self, message: FromPrefillEnd | FromDecodeEnd) -> None:
+        self._tell(message)
+        submit = self._awaiting_first.pop(message.id, None) if isinstance(message, Committed) else None
+        if submit is not None:
+            self._open_reply(submit)
+
+    def _open_reply(self, submit: Submit) -> None:
+        self._replies[submit.key, submit.epoch] = _Reply(unpack_ids(submit.output_ids), submit.chars_emitted)
+
     def _register(self) -> None:
         if self._is_welcome:
             return
@@ -276,7 +303,7 @@ class SimEngine:
             geometry=[GEOMETRY],
             agent_metadata=[b""],
             region_addresses=[[0] * NUM_LAYERS],
-            first_token_from="prefill",
+            first_token_from="prefill" if self.takes_first_token else "decode",
             takes_grammar=False,
             pid=self.pid,
             host=self.host,
@@ -332,9 +359,7 @@ class SimEngine:
         if submit.purpose == "reserve":
             self._awaiting_first[submit.key, submit.epoch] = submit
         else:
-            self._replies[submit.key, submit.epoch] = _Reply(
-                unpack_ids(submit.output_ids), submit.chars_emitted
-            )
+            self._open_reply(submit)
         self._order(lambda: self._enqueue(_job(submit)))
 
     def _first_token(self, first: FirstToken) -> None:
@@ -416,9 +441,11 @@ class SimEngine:
             return
         job = self._reserved.pop(handoff)
         self.memory.check(handoff, job.blocks, job.prompt_ids)
-        if order.first_token != next_token(job.prompt_ids):
+        if order.first_token != (next_token(job.prompt_ids) if self.takes_first_token else None):
             self.memory.violations.append(f"{handoff} goes on behind {order.first_token}")
-        job.new_ids.append(order.first_token)
+        if order.first_token is not None:
+            job.new_ids.append(order.first_token)
+        job.num_found = len(job.prompt_ids)
         self._decoding[handoff] = job
 
     def _release(self, handoff: HandoffId) -> None:
@@ -532,7 +559,7 @@ class SimEngine:
         reply.chars += len(text)
         if finish is not None or job.submit.purpose == "prefill":
             del self._replies[job.id]
-        cached_tokens, reply.is_first = (0 if reply.is_first else None), False
+        cached_tokens, reply.is_first = (job.num_found if reply.is_first else None), False
         token_ids = [token_id] * (1 + self.doubles_first_token)
         return TokenDelta(*job.id, token_ids, text, finish, None, cached_tokens)
 

@@ -60,6 +60,7 @@ class SimTransfer:
         order: Callable[[ToCompute], None],
         is_running: Callable[[], bool],
         trace: Callable[[str], None],
+        takes_first_token: bool,
     ) -> None:
         self.incarnation = incarnation
         self._memory = memory
@@ -69,7 +70,7 @@ class SimTransfer:
         self._is_running = is_running
         self._trace = trace
         self._prefill = PrefillEnd(1, NUM_LAYERS, GEOMETRY.layer_block_bytes)
-        self._decode = DecodeEnd(1, NUM_LAYERS, host="simulated")
+        self._decode = DecodeEnd(1, NUM_LAYERS, "simulated", takes_first_token=takes_first_token)
         self._ends = HandoffEnds(self._prefill, self._decode)
         self._is_polling = False
         fabric.engines[incarnation] = self

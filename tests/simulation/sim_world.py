@@ -44,6 +44,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
 
     def check(self, max_tokens: int) -> None:
         """Exactly what one undisturbed engine would have said."""
@@ -53,6 +54,7 @@ class Answer:
         assert self.token_ids == expected
         assert self.text == text_so_far(expected, is_over=True)
         assert self.finish_reason == "length"
+        assert self.cached_tokens == 0, "the simulated engines compute every prompt"
 
 
 class SimWorld:
@@ -68,6 +70,7 @@ class SimWorld:
         self.spawned_at: list[float] = []
         self.on_spawn: Callable[[SimEngine], None] = lambda engine: None
         self.points: dict[tuple[str, str], int] = {}
+        self.samplers: frozenset[str] = frozenset()  # roles whose engines sample the first token themselves
         self._model_dir = model_dir
         self._faults = list(faults)
 
@@ -104,6 +107,7 @@ class SimWorld:
             self.fabric,
             self._trace,
             load_s,
+            takes_first_token=config.role not in self.samplers,
         )
         self.engines.append(engine)
         return engine
@@ -183,6 +187,7 @@ async def ask(runtime: Runtime, request: GenerateRequest, prompt_ids: list[int])
         answer.token_ids += output.token_ids
         answer.text += output.text
         answer.finish_reason = output.finish_reason
+        answer.cached_tokens = output.cached_tokens
     return answer
 
 

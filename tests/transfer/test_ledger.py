@@ -69,7 +69,7 @@ def lost(cause: Cause, reason: str) -> Decided:
 
 def test_the_ordinary_way() -> None:
     ledger = pushing()
-    assert ledger.first_token(ID, TOKEN, 2.0) == [Send("d", TOKEN)]
+    assert ledger.first_token(TOKEN) == [Send("d", TOKEN)]
     assert hear(ledger, SENT) == []
     assert hear(ledger, COMMITTED) == [Decided(ID, "committed", "", 3.5, "here"), Closed(ID, 800)]
     assert ledger.num_open == 0
@@ -77,7 +77,7 @@ def test_the_ordinary_way() -> None:
 
 def test_it_is_closed_only_when_the_prefill_end_is_through_as_well() -> None:
     ledger = pushing()
-    ledger.first_token(ID, TOKEN, 2.0)
+    ledger.computed(ID, 2.0)
     assert hear(ledger, COMMITTED) == [Decided(ID, "committed", "", 3.5, "here")]
     assert hear(ledger, SENT) == [Closed(ID, 800)]
 
@@ -86,7 +86,7 @@ def test_a_cancel_stops_both_ends_and_relays_the_word_of_one_to_the_other() -> N
     ledger = pushing()
     cancelled = ledger.cancel(ID, "gone", 2.0)
     assert cancelled == [lost("cancelled", "gone"), stop("p", "gone"), stop("d", "gone")]
-    assert ledger.cancel(ID, "again", 2.0) == [] and ledger.first_token(ID, TOKEN, 2.0) == []
+    assert ledger.cancel(ID, "again", 2.0) == [] and ledger.first_token(TOKEN) == []
     assert hear(ledger, Quiesced(*ID, "gone", clean=False)) == [Send("d", PeerQuiesced(*ID, clean=False))]
     assert hear(ledger, Drained(*ID, "gone")) == [Closed(ID, None)]
 
@@ -152,7 +152,7 @@ def test_a_dead_prefill_worker_is_fenced_at_decode() -> None:
 
 def test_a_prefill_worker_that_dies_after_its_work_costs_nothing() -> None:
     ledger = pushing()
-    ledger.first_token(ID, TOKEN, 2.0)
+    ledger.computed(ID, 2.0)
     hear(ledger, SENT)
     assert ledger.worker_lost("p", 2.0) == [Send("d", FencePeer("p"))]
     assert hear(ledger, COMMITTED) == [Decided(ID, "committed", "", 3.5, "here"), Closed(ID, 800)]
@@ -209,7 +209,7 @@ def is_renewal(effect: LedgerEffect) -> bool:
 
 def test_a_decode_end_that_was_sent_everything_must_commit_in_time() -> None:
     ledger = pushing()
-    ledger.first_token(ID, TOKEN, 2.0)
+    ledger.computed(ID, 2.0)
     hear(ledger, SENT)
     assert ledger.next_deadline() == 2.0 + LIMITS.settle_s
     decided, *sends = ledger.on_time(7.0)
@@ -249,7 +249,7 @@ def test_a_worker_that_answers_for_both_ends_is_heard_as_the_one_it_is() -> None
 def test_messages_about_unknown_handoffs_mean_nothing() -> None:
     ledger = HandoffLedger(LIMITS)
     assert hear(ledger, RESERVED, SENT, COMMITTED, Drained(*ID, "x"), Quiesced(*ID, "x")) == []
-    assert ledger.first_token(ID, TOKEN, 1.0) == [] and ledger.cancel(ID, "x", 1.0) == []
+    assert ledger.first_token(TOKEN) == [] and ledger.cancel(ID, "x", 1.0) == []
 
 
 def test_more_than_the_bound_is_a_fault_of_admission() -> None:
@@ -270,7 +270,7 @@ def test_writes_that_do_not_end_cancel_both_ends_and_then_either_worker_may_be_t
 
 def test_once_the_prompt_is_computed_sending_it_has_a_limit() -> None:
     ledger = pushing()
-    ledger.first_token(ID, TOKEN, 2.0)
+    ledger.computed(ID, 2.0)
     assert [e for e in ledger.on_time(121.0) if not is_renewal(e)] == []
     overdue = [e for e in ledger.on_time(122.0) if not is_renewal(e)]
     assert overdue[0] == lost("overdue", "not all was sent 120 s after the prompt was computed")
