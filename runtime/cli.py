@@ -109,8 +109,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill engines (default: 1)")
     parser.add_argument("--decode", type=int, default=1, metavar="N", help="decode engines (default: 1)")
     _add_model_options(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0: any (default: 8000)")
+    _add_endpoint_options(parser)
     parser.add_argument(
         "--local-prefill",
         default="auto",
@@ -143,6 +142,51 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         help="where engines join, ipc://PATH or tcp://HOST:PORT (default: a private directory)",
     )
     parser.set_defaults(run=_serve)
+
+
+def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
+    endpoint = parser.add_argument_group(
+        "endpoint", "API keys also come from the variable DYNRT_API_KEYS, separated by commas."
+    )
+    endpoint.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    endpoint.add_argument("--port", type=int, default=8000, help="port to listen on, 0: any (default: 8000)")
+    endpoint.add_argument("--uds", metavar="PATH", help="listen on a unix socket instead of a port")
+    endpoint.add_argument(
+        "--uds-mode",
+        type=_file_mode,
+        default=0o600,
+        metavar="MODE",
+        help="who may open that socket, as for chmod (default: 600)",
+    )
+    endpoint.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="API keys that are taken, one a line; read again when it changes",
+    )
+    endpoint.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        help="listen beyond this machine without any API key",
+    )
+    endpoint.add_argument("--open-metrics", action="store_true", help="serve /metrics without an API key")
+    endpoint.add_argument(
+        "--tls-cert", metavar="FILE", help="PEM certificate chain; read again when it changes and at SIGHUP"
+    )
+    endpoint.add_argument("--tls-key", metavar="FILE", help="its private key, PEM without a password")
+    endpoint.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages that may call, such as https://chat.example, or *; repeat for several (default: none)",
+    )
+
+
+def _file_mode(text: str) -> int:
+    mode = int(text, 8)
+    if not 0 <= mode <= 0o777:
+        raise ValueError
+    return mode
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from dynrt.engines.config import SimConfig
 from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.errors import ConfigError, NoWorkerError
+from dynrt.runtime.http.options import EndpointOptions
 from dynrt.runtime.http.server import HttpServer
 from dynrt.runtime.logs import set_up_logs
 from dynrt.runtime.messages import SamplingParams
+from dynrt.runtime.open_files import allow_many
 from dynrt.runtime.requests import GenerateRequest
 from dynrt.runtime.runtime import Runtime
 from dynrt.transfer.options import TransferOptions
 
 log = logging.getLogger("dynrt.serve")
 
+NOTICE_S = 3.0  # between SIGTERM and the first refusal: load balancers see /ready fail and turn elsewhere
 DRAIN_S = 30.0
 PROBE_TIMEOUT_S = 120.0
 
@@ -28,6 +34,7 @@ PROBE_TIMEOUT_S = 120.0
 def serve(arguments: argparse.Namespace) -> int:
     """Until SIGINT or SIGTERM. Raises ConfigError for what cannot work."""
     set_up_logs()
+    allow_many()
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port is {arguments.port}; it can be 0 (any free port) to 65535")
     config = RuntimeConfig(
@@ -50,7 +57,20 @@ def serve(arguments: argparse.Namespace) -> int:
         transfer=TransferOptions(verify=arguments.verify_kv),
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(config, arguments.host, arguments.port))
+        return runner.run(_serve(config, endpoint_options(arguments, os.environ), arguments))
+
+
+def endpoint_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> EndpointOptions:
+    """Keys come from a file or the environment: what is on a command line, every user of the machine can see."""
+    return EndpointOptions(
+        api_key_file=arguments.api_key_file,
+        api_keys=tuple(re.findall(r"[^\s,]+", environment.get("DYNRT_API_KEYS", ""))),
+        guard_metrics=not arguments.open_metrics,
+        allow_unauthenticated=arguments.allow_unauthenticated,
+        cors_origins=tuple(arguments.cors_origin),
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+    )
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -62,25 +82,41 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-async def _serve(config: RuntimeConfig, host: str, port: int) -> int:
+async def _serve(config: RuntimeConfig, options: EndpointOptions, arguments: argparse.Namespace) -> int:
     runtime = Runtime(config)
-    server = HttpServer(runtime)
+    server = HttpServer(runtime, options)
     stop = _StopSignals()
-    await server.start(host, port)  # first of all: a port in use is told before a model is loaded
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
+    await _listen(server, arguments)  # first of all: a port in use is told before a model is loaded
     try:
         async with runtime:
             await _serves(runtime)
             print(f"dynrt serves {runtime.models()[0].name} at {server.url}", flush=True)
-            await stop.first()
-            log.info("draining", extra={"limit_s": DRAIN_S})
-            runtime.drain()
-            await server.stop(DRAIN_S)
+            await _drain(await stop.first(), server, runtime)
     except asyncio.CancelledError:
         if not stop.interrupted:
             raise
     finally:
         await server.stop(0.0)
     return 0
+
+
+async def _listen(server: HttpServer, arguments: argparse.Namespace) -> None:
+    if arguments.uds is None:
+        await server.start(arguments.host, arguments.port)
+    else:
+        await server.start_unix(Path(arguments.uds), arguments.uds_mode)
+
+
+async def _drain(number: signal.Signals, server: HttpServer, runtime: Runtime) -> None:
+    """End without cutting off a request. SIGINT comes from a person, who has no load balancer to wait for."""
+    if number == signal.SIGTERM:
+        log.info("ending; requests are still taken", extra={"for_s": NOTICE_S})
+        server.announce_end()
+        await asyncio.sleep(NOTICE_S)
+    log.info("draining", extra={"limit_s": DRAIN_S})
+    runtime.drain()
+    await server.stop(DRAIN_S)
 
 
 async def _serves(runtime: Runtime) -> None:
@@ -111,18 +147,17 @@ class _StopSignals:
     def __init__(self) -> None:
         self.interrupted = False
         self._task = asyncio.current_task()
-        self._first = asyncio.Event()
-        self._serving = False
+        self._first: asyncio.Future[signal.Signals] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
-    async def first(self) -> None:
-        self._serving = True
-        await self._first.wait()
+    async def first(self) -> signal.Signals:
+        self._first = asyncio.get_running_loop().create_future()
+        return await self._first
 
-    def _on_signal(self) -> None:
-        if self._serving and not self._first.is_set():
-            self._first.set()
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_result(number)
             return
         self.interrupted = True
         assert self._task is not None

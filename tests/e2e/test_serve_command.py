@@ -62,22 +62,35 @@ async def test_every_fleet_serves(
             async with session.get("/metrics") as response:
                 plans = dict(re.findall(r'dynrt_plans_total\{kind="(\w+)"\} (\S+)', await response.text()))
         assert plans == {"remote": "0.0", "local": "0.0"} | {plan: "7.0"}  # the start's own request is one
-        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGINT)
         await ends(server, 0, QUICK_S)
         assert await server.line() == "", "one line is all it prints"
 
 
 @pytest.mark.slow
-async def test_sigterm_lets_running_streams_finish(tiny_model_dir: Path, log: Path) -> None:
+async def test_sigint_lets_running_streams_finish(tiny_model_dir: Path, log: Path) -> None:
     async with serving(log, tiny_model_dir, "--prefill", 0) as server, client_of(server.url) as session:
         expected = await complete(session, prompt(30), 600)
         async with session.post("/v1/completions", json=completion(prompt(30), 600, stream=True)) as response:
             texts = texts_of(response)
             text = await anext(texts)
-            server.signal(signal.SIGTERM)
+            server.signal(signal.SIGINT)
             await server.logged("draining")
             text += "".join([piece async for piece in texts])
         assert text == expected
+        await ends(server, 0, QUICK_S)
+
+
+@pytest.mark.slow
+async def test_sigterm_is_announced_before_requests_are_refused(tiny_model_dir: Path, log: Path) -> None:
+    async with serving(log, tiny_model_dir, "--prefill", 0) as server, client_of(server.url) as session:
+        server.signal(signal.SIGTERM)
+        await server.logged("requests are still taken")
+        async with session.get("/ready") as ready:
+            assert ready.status == 503 and ready.headers["Connection"] == "close"
+        assert await complete(session, prompt(30), 5)
+        assert "draining" not in server.log
+        await server.logged("draining")
         await ends(server, 0, QUICK_S)
 
 
@@ -91,7 +104,7 @@ async def test_a_second_signal_ends_it_at_once(tiny_model_dir: Path, log: Path) 
     ):
         await anext(texts_of(response))
         server.signal(signal.SIGTERM)
-        await server.logged("draining")
+        await server.logged("requests are still taken")
         server.signal(signal.SIGTERM)
         await ends(server, 0, QUICK_S)
 
