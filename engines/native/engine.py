@@ -8,20 +8,32 @@ import msgspec
 import torch
 
 from dynrt.engines.config import EngineConfig
+from dynrt.engines.native.constraints import Allowed, Constraints
 from dynrt.engines.native.linear import bound_kernel_caches
-from dynrt.engines.native.model import Model, default_dtype, load_model
+from dynrt.engines.native.logits import changed
+from dynrt.engines.native.logprobs import prompt_logprobs, sampled_logprobs
+from dynrt.engines.native.model import HiddenStates, Model, default_dtype, load_model
 from dynrt.engines.native.sampler import sample
-from dynrt.engines.protocol import EngineInfo, LayerHook, StepOutput, Token
+from dynrt.engines.protocol import EngineInfo, EngineRequest, LayerHook, Reservation, StepOutput, Token
 from dynrt.engines.scheduling.limits import limits_of
 from dynrt.engines.scheduling.scheduled import ScheduledEngine
 from dynrt.engines.scheduling.scheduler import Batch
+from dynrt.engines.scheduling.sequence import RequestId
 from dynrt.engines.scheduling.work import StepWork
-from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.messages import StepTiming
+from dynrt.runtime.errors import ConfigError, InvalidRequestError
+from dynrt.runtime.messages import StepTiming, TokenLogprob
 from dynrt.transfer.layout import KvGeometry, KvRegion
 
 CPU_KV_BYTES = 1 << 30  # the KV cache on a CPU, unless one full context needs more
 CUDA_KV_SHARE = 0.85  # of the memory that is free once the model is loaded; the rest is for activations
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """What a step's forward pass brought, for each chunk with `sample`, in order."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob | None] | None  # None: no request asks
+    errors: dict[RequestId, str]  # requests that end here; their tokens mean nothing
 
 
 class NativeEngine(ScheduledEngine):
@@ -42,11 +54,25 @@ class NativeEngine(ScheduledEngine):
             vocab_size=self._model.config.vocab_size,
             eos_token_ids=frozenset(self._model.config.eos_token_ids),
             geometry=[geometry],
+            takes_grammar=True,
         )
+        self._constraints = Constraints(config.model_dir, info)
         super().__init__(info, limits_of(config, info))
 
     def kv_regions(self) -> list[list[KvRegion]]:
         return [[KvRegion(layer.data_ptr(), layer.nbytes, layer.device.index) for layer in self._kv]]
+
+    def submit(self, request: EngineRequest) -> None:
+        try:
+            self._constraints.check(request)
+        except InvalidRequestError as error:
+            self._scheduler.refuse(request, error.message)
+        else:
+            super().submit(request)
+
+    def reserve(self, request: EngineRequest) -> Reservation | None:
+        self._constraints.check(request)
+        return super().reserve(request)
 
     def step(self, hook: LayerHook) -> StepOutput:
         started_at = time.perf_counter()
@@ -75,16 +101,30 @@ class NativeEngine(ScheduledEngine):
             raise
         except RuntimeError as error:
             return self._scheduler.fail(batch, f"a step of {batch.num_tokens} tokens failed: {error}"), None
-        tokens = self._scheduler.advance(batch, sampled)
+        tokens = self._scheduler.advance(batch, sampled.token_ids, sampled.logprobs, sampled.errors)
         duration_s = time.perf_counter() - started_at
         return tokens, StepWork.of(batch.chunks).timing(duration_s, ended_at=time.monotonic())
 
     @torch.inference_mode()
-    def _compute(self, batch: Batch, hook: LayerHook) -> list[int]:
-        """The batch's KV into the cache; the sampled tokens of its chunks with `sample`."""
+    def _compute(self, batch: Batch, hook: LayerHook) -> Sampled:
+        """The batch's KV into the cache, and a token for each chunk with `sample`."""
         grows = any(not blocks.written for blocks in batch.ready)
-        logits = self._model.forward(batch.chunks, self._kv, hook.layer_written if grows else None)
-        return sample(logits, [chunk.sample for chunk in batch.chunks if chunk.sample is not None])
+        hidden = self._model.hidden(batch.chunks, self._kv, hook.layer_written if grows else None)
+        allowed = self._constraints.allowed(batch)
+        self._score_prompts(batch, hidden)
+        return self._sample(batch, hidden, allowed)
+
+    def _score_prompts(self, batch: Batch, hidden: HiddenStates) -> None:
+        for index, (sequence, chunk) in enumerate(zip(batch.sequences, batch.chunks, strict=True)):
+            if chunk.score is not None and sequence.prompt_logprobs is not None:
+                rows = hidden.rows_of(index, batch.chunks)
+                sequence.prompt_logprobs += prompt_logprobs(rows, chunk.score, self._model.logits)
+
+    def _sample(self, batch: Batch, hidden: HiddenStates, allowed: Allowed) -> Sampled:
+        specs = [chunk.sample for chunk in batch.chunks if chunk.sample is not None]
+        logits = changed(self._model.logits(hidden.last_rows(batch.chunks)), specs)
+        token_ids = sample(logits, specs, allowed.bits)
+        return Sampled(token_ids, sampled_logprobs(logits, specs, token_ids), allowed.errors)
 
 
 def _choose_device(config: EngineConfig) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -61,18 +62,27 @@ class Model:
             torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.config.num_layers)
         ]
 
-    @torch.inference_mode()
     def forward(
         self,
         chunks: Sequence[Chunk],
         kv: list[torch.Tensor],
         on_layer_written: OnLayerWritten | None = None,
     ) -> torch.Tensor:
+        """As `hidden`. Returns float32 logits [chunks with `sample` set, vocab_size], in the order of `chunks`."""
+        hidden = self.hidden(chunks, kv, on_layer_written)
+        return self.logits(hidden.last_rows(chunks))
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        chunks: Sequence[Chunk],
+        kv: list[torch.Tensor],
+        on_layer_written: OnLayerWritten | None = None,
+    ) -> HiddenStates:
         """Compute `chunks`, each of another sequence, and write their keys and values to the caches `kv`.
 
         `on_layer_written(layer, event)` is called when a layer's KV is in its cache, before that layer's attention
         and MLP; on CUDA it is there once `event` has happened, elsewhere `event` is None.
-        Returns float32 logits [chunks with `sample` set, vocab_size], in the order of `chunks`.
         """
         assert chunks and all(chunk.token_ids for chunk in chunks), "every chunk computes at least one token"
         order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].token_ids) > 1, chunks[i].end))
@@ -87,9 +97,11 @@ class Model:
                 on_layer_written(layer, self._record_event())
             x += weights.o(plan.attend(kv[layer], q))
             x += weights.mlp(x)
-        return self._logits(x[self._tensor(_sampled_rows(chunks, order))])
+        return HiddenStates(x, _first_rows(chunks, order))
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Float32 [rows, vocab_size] of hidden states [rows, hidden_size]."""
         if len(x) == 0:
             return torch.empty((0, self.config.vocab_size), device=self.device)
         return self._head(F.rms_norm(x, self._norm.shape, self._norm, self.config.rms_norm_eps)).float()
@@ -103,6 +115,23 @@ class Model:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
+
+
+class HiddenStates(msgspec.Struct, frozen=True):
+    """What the last layer made of each token: `x` [tokens, hidden_size], a chunk's rows together."""
+
+    x: torch.Tensor
+    first_rows: list[int]  # where in `x` each chunk begins
+
+    def last_rows(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """The last token's, of each chunk with `sample` set."""
+        firsts = zip(self.first_rows, chunks, strict=True)
+        rows = [first + len(chunk.token_ids) - 1 for first, chunk in firsts if chunk.sample is not None]
+        return self.x[torch.tensor(rows, dtype=torch.int64, device=self.x.device)]
+
+    def rows_of(self, index: int, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """All of chunk `index`."""
+        return self.x[self.first_rows[index] : self.first_rows[index] + len(chunks[index].token_ids)]
 
 
 class _Layer:
@@ -147,11 +176,11 @@ def _positions(chunks: Sequence[Chunk]) -> list[int]:
     return [position for chunk in chunks for position in range(chunk.start, chunk.end)]
 
 
-def _sampled_rows(chunks: Sequence[Chunk], order: Sequence[int]) -> list[int]:
-    """The row of the last token of each chunk to be sampled; rows follow `order`, the result follows `chunks`."""
-    last_row = [0] * len(chunks)
+def _first_rows(chunks: Sequence[Chunk], order: Sequence[int]) -> list[int]:
+    """The row of each chunk's first token; rows follow `order`, the result follows `chunks`."""
+    first_rows = [0] * len(chunks)
     num_rows = 0
     for i in order:
+        first_rows[i] = num_rows
         num_rows += len(chunks[i].token_ids)
-        last_row[i] = num_rows - 1
-    return [row for row, chunk in zip(last_row, chunks, strict=True) if chunk.sample is not None]
+    return first_rows

@@ -7,7 +7,8 @@ to another worker, or is preempted and computed again, goes on with the same tok
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,14 +20,19 @@ _RUN = 256  # tokens whose weights are summed before runs are compared
 _PREFIX_WIDTHS = (128, 1024)  # how many of the largest logits are looked at before all are sorted
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
+def sample(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], allowed: Mapping[int, bytes] = MappingProxyType({})
+) -> list[int]:
     """One token id per row of `logits`, float32 [rows, vocab_size], which stays as it is.
 
-    Order of filters: banned ids, temperature, top_k, top_p. Tokens as likely as the last one kept are kept too, so
-    that the choice never hangs on the order in which a kernel happens to sort equals.
+    `logits` are final: bias and penalties are in them. Order of filters: banned ids, temperature, top_k, min_p,
+    top_p. Tokens as likely as the last one kept are kept too, so that the choice never hangs on the order in which
+    a kernel happens to sort equals. `allowed`: rows that a grammar rules, and a bit for each token it allows (lowest
+    first), which stands instead of their banned ids.
     """
     assert logits.shape[0] == len(specs), f"{logits.shape[0]} rows for {len(specs)} specs"
-    logits = _without_banned(logits, specs)
+    banned = [(row, i) for row, spec in enumerate(specs) if row not in allowed for i in spec.banned_ids]
+    logits = _without_banned(_only_allowed(logits, allowed), banned)
     greedy = [row for row, spec in enumerate(specs) if _is_greedy(spec)]
     drawn = [row for row, spec in enumerate(specs) if not _is_greedy(spec)]
     tokens = dict(zip(greedy, _rows(logits, greedy).argmax(dim=-1).tolist(), strict=True)) if greedy else {}
@@ -51,8 +57,18 @@ def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return logits if len(rows) == logits.shape[0] else logits[rows]
 
 
-def _without_banned(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    banned = [(row, token_id) for row, spec in enumerate(specs) for token_id in spec.banned_ids]
+def _only_allowed(logits: torch.Tensor, allowed: Mapping[int, bytes]) -> torch.Tensor:
+    if not allowed:
+        return logits
+    packed = torch.frombuffer(bytearray().join(allowed.values()), dtype=torch.uint8).to(logits.device)
+    powers = 1 << torch.arange(8, dtype=torch.uint8, device=logits.device)
+    bits = packed.view(len(allowed), -1, 1).bitwise_and(powers).flatten(1)[:, : logits.shape[1]]
+    rows = torch.tensor([*allowed], device=logits.device)
+    return logits.index_put((rows,), logits[rows].masked_fill(bits == 0, float("-inf")))
+
+
+def _without_banned(logits: torch.Tensor, banned: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """`banned`: pairs of row and token id."""
     if not banned:
         return logits
     rows, token_ids = torch.tensor(banned, device=logits.device).unbind(dim=1)
@@ -65,6 +81,7 @@ def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
     scaled = torch.sub(logits, logits.amax(dim=-1, keepdim=True)).div_(temperatures[:, None])
     _keep_top_k(scaled, [spec.params.top_k for spec in specs])
     weights = scaled.exp_()
+    _keep_min_p(weights, [spec.params.min_p for spec in specs])
     _keep_top_p(weights, [spec.params.top_p for spec in specs])
     return _invert_cdf(weights, [uniform(spec.params.seed, spec.position) for spec in specs])
 
@@ -79,6 +96,13 @@ def _keep_top_k(scaled: torch.Tensor, top_k: list[int]) -> None:
         rows = [row for row, row_k in enumerate(top_k) if row_k == k]
         lowest[rows] = _rows(scaled, rows).topk(k, dim=-1).values[:, -1:]
     scaled.masked_fill_(scaled < lowest, float("-inf"))
+
+
+def _keep_min_p(weights: torch.Tensor, min_p: list[float]) -> None:
+    """Set weights below the row's p to 0, in place; the likeliest token's is 1."""
+    if any(min_p):
+        lowest = torch.tensor(min_p, device=weights.device)[:, None]
+        weights.masked_fill_(weights < lowest, 0.0)
 
 
 def _keep_top_p(weights: torch.Tensor, top_p: list[float]) -> None:

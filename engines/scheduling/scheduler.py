@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -164,11 +166,16 @@ class Scheduler:
             sequence.num_computed += count
 
     def advance(
-        self, batch: Batch, sampled: list[int], logprobs: list[TokenLogprob | None] | None = None
+        self,
+        batch: Batch,
+        sampled: list[int],
+        logprobs: list[TokenLogprob | None] | None = None,
+        errors: Mapping[RequestId, str] = MappingProxyType({}),
     ) -> list[Token]:
         """The batch is computed; `sampled` has one token for each chunk with `sample`, in order, as has `logprobs`.
 
-        Prompt tokens that a chunk's `score` asks for are in their sequence's `prompt_logprobs`.
+        Of requests in `errors` the KV is right, but the token means nothing: they end. Prompt tokens that a chunk's
+        `score` asks for are in their sequence's `prompt_logprobs`.
         """
         next_sampled = iter(sampled)
         next_logprob = itertools.repeat(None) if logprobs is None else iter(logprobs)
@@ -176,8 +183,10 @@ class Scheduler:
         for sequence, chunk in zip(batch.sequences, batch.chunks, strict=True):
             sequence.num_computed = chunk.end
             self._store_full_blocks(sequence)
-            if chunk.sample is not None:
-                tokens.append(self._append(sequence, next(next_sampled), next(next_logprob)))
+            if chunk.sample is None:
+                continue
+            token = self._append(sequence, next(next_sampled), next(next_logprob), errors.get(sequence.id))
+            tokens.append(token)
         assert next(next_sampled, None) is None, f"{len(sampled)} tokens for {len(tokens)} requests"
         return tokens
 
@@ -313,7 +322,12 @@ class Scheduler:
             self._pool.acquire(exchanged)
             self._pinned[sequence.id] += exchanged
 
-    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> Token:
+    def _append(
+        self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None, error: str | None
+    ) -> Token:
+        if error is not None:
+            self._leave(sequence)
+            return _error_token(sequence.id, error)
         is_first = len(sequence.token_ids) == sequence.num_given
         sequence.token_ids.append(token_id)
         finish_reason, stop_reason = sequence.finish_of(token_id, self._limits.eos_token_ids)

@@ -16,6 +16,7 @@ from dynrt.engines.protocol import EngineInfo, StepOutput, Token
 from dynrt.engines.scheduling.batch import SampleSpec
 from dynrt.engines.scheduling.scheduler import Batch
 from dynrt.engines.scheduling.sequence import RequestId, Sequence
+from dynrt.engines.sim.certainty import certain, score_prompt
 from dynrt.engines.sim.contents import Contents
 from dynrt.engines.sim.fingerprint import choose_token
 from dynrt.engines.sim.kv_store import KvStore, Slots
@@ -100,11 +101,16 @@ class SimCore(TimedCore):
     def _advance(self, step: SimStep) -> list[Token]:
         pairs = zip(step.batch.sequences, step.batch.chunks, strict=True)
         sound = [(sequence, chunk) for sequence, chunk in pairs if sequence.id not in step.faults]
-        sampled = [
-            self._sample(sequence, chunk.sample) for sequence, chunk in sound if chunk.sample is not None
+        specs = [(sequence, chunk.sample) for sequence, chunk in sound if chunk.sample is not None]
+        sampled = [self._sample(sequence, spec) for sequence, spec in specs]
+        logprobs = [
+            certain(token_id, spec.params.logprobs)
+            for token_id, (_, spec) in zip(sampled, specs, strict=True)
         ]
+        for sequence, chunk in sound:
+            score_prompt(sequence, chunk)
         batch = Batch([chunk for _, chunk in sound], [sequence for sequence, _ in sound])
-        tokens = self._scheduler.advance(batch, sampled)
+        tokens = self._scheduler.advance(batch, sampled, logprobs)
         self._forget_ended(batch, tokens)
         return tokens
 

@@ -22,7 +22,12 @@ ENGINE_SIDE_OF_RUNTIME = (
     "runtime.logs",
     "runtime.host",
 )  # shared words
-RUNTIME_SIDE_OF_ENGINES = ("engines.protocol", "engines.config", "engines.models.resolve")
+RUNTIME_SIDE_OF_ENGINES = (
+    "engines.protocol",
+    "engines.config",
+    "engines.models.resolve",
+    "engines.native.grammar",  # its check: requests are turned away at the door
+)
 ARROWS = {
     "planner": ("planner",),
     "transfer": ("transfer", "runtime.errors"),

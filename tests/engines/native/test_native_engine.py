@@ -226,7 +226,7 @@ def test_a_forward_that_fails_ends_its_requests_and_no_others(
         raise torch.OutOfMemoryError("no memory for 75 tokens")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._model, "forward", fail)
+        patch.setattr(engine._model, "hidden", fail)
         engine.submit(make_request(1, PROMPT))
         output = engine.step(Recorder())
     [token] = output.tokens
@@ -241,7 +241,7 @@ def test_a_lost_device_ends_the_engine(make_engine: MakeEngine, monkeypatch: pyt
     def fail(*_: object) -> torch.Tensor:
         raise torch.AcceleratorError("illegal memory access")
 
-    monkeypatch.setattr(engine._model, "forward", fail)
+    monkeypatch.setattr(engine._model, "hidden", fail)
     engine.submit(make_request(1, PROMPT))
     with pytest.raises(torch.AcceleratorError):
         engine.step(Recorder())
