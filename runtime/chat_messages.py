@@ -8,6 +8,8 @@ from typing import Any
 
 from dynrt.runtime.errors import InvalidRequestError
 
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
 Message = dict[str, Any]
 
 
@@ -20,7 +22,7 @@ def template_messages(
         raise InvalidRequestError("messages is empty; give at least one message", param="messages")
     prepared = []
     for index, message in enumerate(messages):
-        clean: Message = {key: value for key, value in message.items() if value is not None}
+        clean = _with_reasoning({key: value for key, value in message.items() if value is not None})
         texts = _texts(message.get("content"), f"messages[{index}].content")
         clean["content"] = _parts(texts) if wants_parts else "\n".join(texts)
         if clean.get("role") == "developer" and not knows_developer:
@@ -29,6 +31,14 @@ def template_messages(
             clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"messages[{index}].tool_calls")
         prepared.append(clean)
     return prepared
+
+
+def _with_reasoning(message: Message) -> Message:
+    """What an assistant thought has three names among clients, two of which templates read."""
+    reasoning = next((message[name] for name in REASONING_NAMES if name in message), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _texts(content: Any, param: str) -> list[str]:

@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from dynrt.engines.token_bytes import TokenBytes, token_bytes
 from dynrt.runtime.chat_messages import template_messages
 from dynrt.runtime.chat_template import ChatTemplate
 from dynrt.runtime.control_tokens import ControlTokens, scrub
 from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
+from dynrt.runtime.final_message import mark_end, up_to_mark
 from dynrt.runtime.messages import pack_ids, unpack_ids
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -53,12 +55,18 @@ class PromptEncoder:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt as text. InvalidRequestError if there is no template, or if it refuses the messages."""
-        rendered = self._render(messages, add_generation_prompt, tools, kwargs)
-        return self._control_tokens.reveal(rendered)
+        """The prompt as text. InvalidRequestError if there is no template, or if it refuses the messages.
+
+        `continue_final_message`: it ends with the last message's text, not with what the template puts behind it.
+        """
+        assert not (add_generation_prompt and continue_final_message), "one message begins, or one goes on"
+        return self._control_tokens.reveal(
+            self._render(messages, add_generation_prompt, continue_final_message, tools, kwargs)
+        )
 
     def encode_chat(
         self,
@@ -66,13 +74,14 @@ class PromptEncoder:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> bytes:
         """The prompt as packed ids. Control tokens are the template's; in messages, tools, kwargs they are text."""
-        ids = self._ids(
-            self._render(messages, add_generation_prompt, tools, kwargs), add_special_tokens=False
-        )
+        assert not (add_generation_prompt and continue_final_message), "one message begins, or one goes on"
+        rendered = self._render(messages, add_generation_prompt, continue_final_message, tools, kwargs)
+        ids = self._ids(rendered, add_special_tokens=False)
         if self._bos_id is not None and ids[:1] != [self._bos_id]:  # else the template has written it
             ids.insert(0, self._bos_id)
         return pack_ids(ids)
@@ -88,10 +97,16 @@ class PromptEncoder:
         text: str = self._tokenizer.decode(unpack_ids(packed_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """What each token stands for. ModelLoadError if that cannot be told."""
+        return token_bytes(self._tokenizer)
+
     def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
+        continue_final_message: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         kwargs: Mapping[str, Any],
     ) -> str:
@@ -100,9 +115,13 @@ class PromptEncoder:
         prepared = template_messages(
             messages, wants_parts=template.wants_parts, knows_developer=template.knows_developer
         )
-        users = {"documents": None, **kwargs, "messages": prepared, "tools": tools or None}
-        variables = {**self._special_tokens, **self._control_tokens.hide(users)}
-        return template.render({**variables, "add_generation_prompt": add_generation_prompt})
+        users = self._control_tokens.hide(
+            {"documents": None, **kwargs, "messages": prepared, "tools": tools or None}
+        )
+        final_text = mark_end(users["messages"][-1]) if continue_final_message else ""
+        variables = {**self._special_tokens, **users, "add_generation_prompt": add_generation_prompt}
+        rendered = template.render(variables)
+        return up_to_mark(rendered, final_text) if continue_final_message else rendered
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         template = (self._templates.get("tool_use") if tools else None) or self._templates.get("default")

@@ -15,6 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from dynrt.engines.models.resolve import ModelDir
+from dynrt.engines.token_bytes import TokenBytes
 from dynrt.planner.admission import AdmissionLimits
 from dynrt.planner.planner import Planner
 from dynrt.runtime.attempts import Attempts
@@ -248,15 +249,33 @@ class Runtime:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
         """Token ids of a chat behind the model's template, packed."""
         self._check_up()
         return await self._offload.run(
             lambda: self._prompts.encode_chat(
-                messages, add_generation_prompt=add_generation_prompt, **(template_kwargs or {})
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(template_kwargs or {}),
             )
         )
+
+    async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
+        """The text of packed ids."""
+        self._check_up()
+        return await self._offload.run(
+            lambda: self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    def token_bytes(self) -> TokenBytes:
+        """What each token of the model stands for."""
+        self._check_up()
+        return self._prompts.token_bytes
 
     async def generate(
         self, request: GenerateRequest, sink: FrameSink | None = None

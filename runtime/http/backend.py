@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from dynrt.engines.token_bytes import TokenBytes
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
 
 
@@ -31,9 +32,19 @@ class Backend(Protocol):
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
-        template_kwargs: dict[str, Any] = ...,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
         """Token ids of `messages` behind the model's chat template, packed."""
+        ...
+
+    async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
+        """The text of packed ids."""
+        ...
+
+    def token_bytes(self) -> TokenBytes:
+        """What each token stands for."""
         ...
 
     def models(self) -> list[ModelCard]:

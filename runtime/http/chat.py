@@ -20,6 +20,7 @@ ROLES = ("system", "developer", "user", "assistant")
 OWN_TEMPLATE_NAMES = (
     "messages",
     "add_generation_prompt",
+    "continue_final_message",
     "tools",
 )  # given to the template by their own fields
 

@@ -247,6 +247,49 @@ def test_rendered_and_encoded_as_transformers_does(
         assert unpack_ids(ours.encode_chat(messages, **spec)) == ids
 
 
+TRIMMING = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content | trim }}<|im_end|>{% endfor %}"
+PARTS = (
+    "{% for m in messages %}{{ m.role }}{% for part in m['content'] %}({{ part.text }}){% endfor %}<|im_end|>"
+    "{% endfor %}"
+)
+BEGUN = ["The capital", " is  ", "Paris\n", "", "<|im_end|>x", "a\U0010ffffb", "🦜 é"]
+
+
+@pytest.mark.parametrize("template", [SMOLLM2, TRIMMING, PARTS], ids=["smollm2", "trimming", "parts"])
+@pytest.mark.parametrize("begun", BEGUN)
+def test_a_message_goes_on_as_transformers_lets_it(tmp_path: Path, template: str, begun: str) -> None:
+    from transformers import AutoTokenizer
+
+    path = write_model_dir(tmp_path, template)
+    content = [{"type": "text", "text": begun}] if template is PARTS else begun
+    question = [{"type": "text", "text": "?"}] if template is PARTS else "?"
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": content}]
+    spec = {"add_generation_prompt": False, "continue_final_message": True}
+    expected = AutoTokenizer.from_pretrained(path).apply_chat_template(messages, tokenize=False, **spec)
+    assert PromptEncoder.from_dir(path).render_chat(messages, **spec) == expected
+
+
+def test_a_message_that_the_template_changes_cannot_go_on(encoder: Callable[..., PromptEncoder]) -> None:
+    ours = encoder("{% for m in messages %}{{ m.content | upper | replace('U', '') }}{% endfor %}")
+    messages = [{"role": "assistant", "content": "useful"}]
+    with pytest.raises(InvalidRequestError) as caught:
+        ours.encode_chat(messages, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_have_the_names_that_transformers_gives_them(tmp_path: Path, name: str) -> None:
+    from transformers import AutoTokenizer
+
+    path = write_model_dir(
+        tmp_path,
+        "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}",
+    )
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!", name: "Hm."}]
+    expected = AutoTokenizer.from_pretrained(path).apply_chat_template(messages, tokenize=False)
+    assert PromptEncoder.from_dir(path).render_chat(messages, add_generation_prompt=False) == expected
+
+
 def test_a_template_of_its_own_file_wins(tmp_path: Path) -> None:
     path = write_model_dir(tmp_path, "from the config")
     (path / "chat_template.jinja").write_text("from the file {{ bos_token }}")

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
-from dynrt.runtime.messages import pack_ids
+from dynrt.runtime.messages import pack_ids, unpack_ids
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
 
 DEADLINE_S = 10.0
 MODEL = "acme/tiny"
 CONTEXT = 64
 VOCAB = 1000
+END = 990
+HALVES = (991, 992)
 
 Step = GenerateOutput | Exception | asyncio.Event
+
+
+class CharacterTokens(dict[int, bytes]):
+    """Tokens are characters, but for one that ends texts and two that are halves of a character."""
+
+    special_tokens: ClassVar = {END: "<|end|>"}
+    drops_first_space = False
+
+    def __missing__(self, token_id: int) -> bytes:
+        halves = dict(zip(HALVES, ("é".encode()[:1], "é".encode()[1:]), strict=True))
+        return b"" if token_id == END else halves.get(token_id, chr(token_id).encode())
 
 
 class ScriptedBackend:
@@ -64,11 +77,19 @@ class ScriptedBackend:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
         self.chats.append((messages, add_generation_prompt, template_kwargs or {}))
         contents = [message["content"] for message in messages]
         return await self.encode("".join(text if isinstance(text, str) else "x" for text in contents))
+
+    async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
+        return "".join(self.token_bytes()[token_id].decode() for token_id in unpack_ids(token_ids))
+
+    def token_bytes(self) -> CharacterTokens:
+        return CharacterTokens()
 
     def models(self) -> list[ModelCard]:
         return self.cards
