@@ -136,6 +136,15 @@ def test_a_first_token_of_a_cancelled_reservation_is_dropped(welcome: Rig) -> No
     assert len(welcome.replies) == 0
 
 
+def test_a_reservation_whose_engine_samples_is_decoded_from_its_commit_on(welcome: Rig) -> None:
+    welcome.tell(submit("reserve"), submit("reserve", epoch=1), CancelHandoff(KEY, 1, "client left"))
+    welcome.settle()
+    for epoch in (0, 1):
+        welcome.thread.publish(Committed(KEY, epoch, 1.0, "here"))
+        welcome.runtime.next(Committed)
+    assert welcome.replies.opened == [([], 0)]
+
+
 def test_compute_drops_before_transfer_releases(welcome: Rig) -> None:
     welcome.tell(submit("prefill"), CancelHandoff(KEY, 0, "client left"))
     welcome.settle()

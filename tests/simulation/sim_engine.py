@@ -157,6 +157,7 @@ class SimEngine:
         self.slowness = 1.0
         self.refuses_reservations = False
         self.doubles_first_token = False
+        self.fails_prompts = False
         self.takes_first_token = takes_first_token  # else it samples it itself
         self._config = config
         self._spawn_token = spawn_token
@@ -559,6 +560,8 @@ class SimEngine:
         reply.chars += len(text)
         if finish is not None or job.submit.purpose == "prefill":
             del self._replies[job.id]
+        if self.fails_prompts:
+            return TokenDelta(*job.id, [], "", "error", error="told to fail")
         cached_tokens, reply.is_first = (job.num_found if reply.is_first else None), False
         token_ids = [token_id] * (1 + self.doubles_first_token)
         return TokenDelta(*job.id, token_ids, text, finish, None, cached_tokens)

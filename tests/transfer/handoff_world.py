@@ -118,7 +118,9 @@ class World:
 
     def _start_worker(self, name: str) -> None:
         prefill = PrefillEnd(self.num_ranks, self.num_layers, layer_block_bytes=1 << 20)
-        self.workers[name] = Worker(name, prefill, DecodeEnd(self.num_ranks, self.num_layers, "host"))
+        takes_first_token = self.rng.random() < 0.7
+        decode = DecodeEnd(self.num_ranks, self.num_layers, "host", takes_first_token=takes_first_token)
+        self.workers[name] = Worker(name, prefill, decode)
 
     # --- the run ----------------------------------------------------------------------------------
 

@@ -65,6 +65,15 @@ def test_it_commits_on_the_last_unit_and_the_first_token_in_either_order(token_f
     assert end.num_open == 0
 
 
+def test_an_engine_that_samples_the_first_token_commits_on_the_last_unit() -> None:
+    end = DecodeEnd(num_ranks=1, num_layers=2, host="here", takes_first_token=False)
+    reserve(end, [5, 6])
+    commit = Order(CommitBlocks(*ID, None, 0))
+    assert end.notified(ALL, now=4.0) == [Tell(Committed(*ID, received_at=4.0, host="here")), commit]
+    end = DecodeEnd(num_ranks=1, num_layers=2, host="here", takes_first_token=False)
+    assert commit in reserve(end, []), "a full hit has nothing to wait for"
+
+
 def test_a_full_hit_commits_on_the_first_token_alone() -> None:
     end = decode_end(block_ids=[])
     assert end.first_token(TOKEN) == [Tell(Committed(*ID, received_at=1.0, host="here")), COMMIT]
