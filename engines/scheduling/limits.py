@@ -32,20 +32,9 @@ def limits_of(config: EngineConfig, info: EngineInfo) -> SchedulerLimits:
 
 def find_refusal(request: EngineRequest, limits: SchedulerLimits, pool: BlockPool) -> str | None:
     """Why this request can never run here, naming the values; None if it can."""
-    num_prompt, num_outputs = len(request.prompt_ids), len(request.output_ids)
-    max_tokens = request.sampling.max_tokens
-    if not num_prompt:
-        return "the prompt is empty: give at least one token"
-    if num_outputs >= max_tokens:
-        return f"{num_outputs} output tokens were given and max_tokens is {max_tokens}: nothing is left to do"
-    if num_prompt + max_tokens > limits.context_length:
-        return (
-            f"{num_prompt} prompt tokens and max_tokens {max_tokens} exceed the context length of "
-            f"{limits.context_length}: shorten the prompt or lower max_tokens"
-        )
-    foreign_id = _find_foreign_id(request, limits.vocab_size)
-    if foreign_id is not None:
-        return f"token id {foreign_id} is outside the vocabulary of {limits.vocab_size}: use the model's tokenizer"
+    fault = find_fault(request, limits.context_length, limits.vocab_size)
+    if fault is not None:
+        return fault
     num_tokens = _count_kv_tokens(request)
     num_blocks = pool.blocks_for(num_tokens)
     if num_blocks > pool.num_blocks:
@@ -53,6 +42,25 @@ def find_refusal(request: EngineRequest, limits: SchedulerLimits, pool: BlockPoo
             f"{num_tokens} tokens need {num_blocks} KV blocks and the cache has {pool.num_blocks}: "
             f"shorten the request or raise kv_blocks"
         )
+    return None
+
+
+def find_fault(request: EngineRequest, context_length: int, vocab_size: int | None) -> str | None:
+    """What is wrong with the request for this model, whatever its cache; `vocab_size` as in SchedulerLimits."""
+    num_prompt, num_outputs = len(request.prompt_ids), len(request.output_ids)
+    max_tokens = request.sampling.max_tokens
+    if not num_prompt:
+        return "the prompt is empty: give at least one token"
+    if num_outputs >= max_tokens:
+        return f"{num_outputs} output tokens were given and max_tokens is {max_tokens}: nothing is left to do"
+    if num_prompt + max_tokens > context_length:
+        return (
+            f"{num_prompt} prompt tokens and max_tokens {max_tokens} exceed the context length of "
+            f"{context_length}: shorten the prompt or lower max_tokens"
+        )
+    foreign_id = _find_foreign_id(request, vocab_size)
+    if foreign_id is not None:
+        return f"token id {foreign_id} is outside the vocabulary of {vocab_size}: use the model's tokenizer"
     return None
 
 

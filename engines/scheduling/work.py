@@ -20,13 +20,18 @@ class StepWork(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> StepWork:
-        prefills = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
-        decodes = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
+        return cls.of_spans([(chunk.start, chunk.end) for chunk in chunks])
+
+    @classmethod
+    def of_spans(cls, spans: Sequence[tuple[int, int]]) -> StepWork:
+        """Of sequences whose tokens [start, end) are computed."""
+        prefills = [(start, end) for start, end in spans if end - start > 1]
+        decodes = [end for start, end in spans if end - start == 1]
         return cls(
-            prefill_tokens=sum(len(chunk.token_ids) for chunk in prefills),
-            prefill_context=sum(chunk.end**2 - chunk.start**2 for chunk in prefills),
+            prefill_tokens=sum(end - start for start, end in prefills),
+            prefill_context=sum(end**2 - start**2 for start, end in prefills),
             decode_requests=len(decodes),
-            decode_kv_tokens=sum(chunk.end for chunk in decodes),
+            decode_kv_tokens=sum(decodes),
         )
 
     def timing(self, duration_s: float, ended_at: float) -> StepTiming:
