@@ -19,8 +19,7 @@ log = logging.getLogger("dynrt.http")
 
 KEEPALIVE_S = 75.0  # longer than clients keep a pooled connection, so that they are the ones to close it
 UNREAD_S = 60.0  # for a reader to take what is buffered for it, whatever kind of answer it is
-MAX_LINE_BYTES = 8190  # of the request line
-MAX_HEADER_BYTES = 8190  # of one header
+MAX_LINE_BYTES = 8190  # of the request line, and of each header
 MAX_HEADERS = 128
 
 
@@ -37,7 +36,7 @@ class Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # as aiohttp's own runner does
             logger=log,
             max_line_size=MAX_LINE_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_LINE_BYTES,
             max_headers=MAX_HEADERS,
         )
         self._unread: asyncio.TimerHandle | None = None
@@ -61,10 +60,18 @@ class Connection(web.RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(
-            kwargs.get("exc_info"), web.RequestPayloadError
-        ):  # the client's fault, and told to it
+        is_clients_fault = isinstance(kwargs.get("exc_info"), web.RequestPayloadError)  # and told to it
+        if not is_clients_fault:
             super().log_exception(*args, **kwargs)
+
+    async def start(self) -> None:
+        """Until the connection is closing, which it does once its buffer is read: never, if nobody reads."""
+        transport = self.transport
+        try:
+            await super().start()
+        finally:
+            if transport is not None and transport.get_write_buffer_size() and self._unread is None:
+                self._unread = self._loop.call_later(UNREAD_S, transport.abort)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -79,13 +86,6 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
         self._forget_unread()
 
-    def force_close(self) -> None:
-        """A transport closes once its buffer is read, which is never if nobody reads: hence a limit here too."""
-        transport = self.transport
-        super().force_close()
-        if transport is not None and transport.get_write_buffer_size() and self._unread is None:
-            self._unread = self._loop.call_later(UNREAD_S, transport.abort)
-
     def _forget_unread(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
@@ -97,7 +97,7 @@ def _fault(exc: BaseException | None, message: str | None) -> DynrtError:
     match exc:
         case LineTooLong():
             return HeadersTooLargeError(
-                f"the request line or a header is larger than {MAX_HEADER_BYTES} bytes, the most that is read;"
+                f"the request line or a header is larger than {MAX_LINE_BYTES} bytes, the most that is read;"
                 " shorten it"
             )
         case ContentEncodingError():

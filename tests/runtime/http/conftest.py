@@ -10,15 +10,17 @@ import pytest
 import uvloop
 from scripted_backend import RawConnection, ScriptedBackend
 
+from dynrt.runtime.http.options import EndpointOptions
 from dynrt.runtime.http.server import HttpServer
 
 Connect = Callable[[], Awaitable[RawConnection]]
+Serve = Callable[[EndpointOptions], Awaitable[HttpServer]]
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, LoopFactory]:
     """What depends on the transport is tested on both event loops, the rest on asyncio's."""
-    if item.path.stem == "test_http_connections":
+    if item.path.stem in ("test_http_connections", "test_http_faults", "test_http_listen"):
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
 
@@ -34,6 +36,21 @@ async def server(backend: ScriptedBackend) -> AsyncIterator[HttpServer]:
     await server.start(port=0)
     yield server
     await server.stop(drain_s=0)
+
+
+@pytest.fixture
+async def serve(backend: ScriptedBackend) -> AsyncIterator[Serve]:
+    """Starts servers of `backend` with options, on free ports."""
+    servers: list[HttpServer] = []
+
+    async def start(options: EndpointOptions) -> HttpServer:
+        servers.append(HttpServer(backend, options))
+        await servers[-1].start(port=0)
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        await server.stop(drain_s=0)
 
 
 @pytest.fixture
