@@ -2,88 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import torch
+from native_rig import PROMPT, MakeEngine, Recorder, hand_off, ids, make_request, outputs, run
 
 from dynrt.engines.config import EngineConfig
 from dynrt.engines.native.engine import NativeEngine
-from dynrt.engines.protocol import EngineRequest, Reservation, Token
 from dynrt.planner.events import BlocksStored
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.messages import SamplingParams
-from dynrt.transfer.local import BlocksReady
-
-MAX_STEPS = 1000
-PROMPT = [10 + (7 * i * i) % 400 for i in range(75)]
-
-
-class Recorder:
-    """A LayerHook that keeps what it was told, in order."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[BlocksReady] | int] = []
-
-    def step_begins(self, ready: list[BlocksReady]) -> None:
-        self.calls.append(ready)
-
-    def layer_written(self, layer: int, event: object | None) -> None:
-        assert event is None, "no CUDA here"
-        self.calls.append(layer)
-
-    @property
-    def ready(self) -> list[BlocksReady]:
-        return [blocks for call in self.calls if isinstance(call, list) for blocks in call]
-
-
-MakeEngine = Callable[..., NativeEngine]
-
-
-@pytest.fixture
-def make_engine(tiny_model_dir: Path) -> Iterator[MakeEngine]:
-    engines: list[NativeEngine] = []
-    defaults = EngineConfig(
-        str(tiny_model_dir), "tiny", dtype="float32", device="cpu", threads=1, kv_blocks=40, block_size=8
-    )
-
-    def make(**changes: Any) -> NativeEngine:
-        engines.append(NativeEngine(msgspec.structs.replace(defaults, **changes)))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
-
-
-def make_request(
-    number: int, prompt_ids: Sequence[int], max_tokens: int = 24, prefill_only: bool = False, **sampling: Any
-) -> EngineRequest:
-    params = SamplingParams(max_tokens, **({"temperature": 0.0, "ignore_eos": True} | sampling))
-    return EngineRequest(number.to_bytes(16, "little"), 0, prompt_ids, params, prefill_only=prefill_only)
-
-
-def run(engine: NativeEngine, hook: Recorder | None = None) -> list[Token]:
-    tokens: list[Token] = []
-    for _ in range(MAX_STEPS):
-        if not engine.has_work():
-            return tokens
-        tokens += engine.step(hook or Recorder()).tokens
-    raise AssertionError("the engine never comes to rest")
-
-
-def outputs(engine: NativeEngine, prompts: Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-    """Run all prompts at once."""
-    requests = [make_request(number, prompt_ids, **options) for number, prompt_ids in enumerate(prompts)]
-    for request in requests:
-        engine.submit(request)
-    tokens = run(engine)
-    assert engine.load().blocks_active == 0
-    return [[token.token_id for token in tokens if token.key == request.key] for request in requests]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +33,7 @@ def test_with_a_prefix_hit(make_engine: MakeEngine, expected: list[int]) -> None
     engine.submit(make_request(7, PROMPT))
     tokens = run(engine)
     assert tokens[0].cached_tokens == 48
-    assert [token.token_id for token in tokens] == expected
+    assert ids(tokens) == expected
 
 
 def test_batched_with_others(make_engine: MakeEngine, expected: list[int]) -> None:
@@ -127,46 +55,15 @@ def test_seeded_sampling_is_the_same_chunked_and_whole(make_engine: MakeEngine) 
     assert outputs(make_engine(max_batch_tokens=11), [PROMPT], **options) == whole
 
 
-def copy_blocks(
-    source: NativeEngine, source_ids: list[int], target: NativeEngine, target_ids: list[int]
-) -> None:
-    """A handoff's pushes, by address, as NIXL makes them."""
-    num_bytes = source.info.geometry[0].layer_block_bytes
-    for ours, theirs in zip(source.kv_regions()[0], target.kv_regions()[0], strict=True):
-        for source_id, target_id in zip(source_ids, target_ids, strict=True):
-            assert (target_id + 1) * num_bytes <= theirs.num_bytes
-            ctypes.memmove(
-                theirs.address + target_id * num_bytes, ours.address + source_id * num_bytes, num_bytes
-            )
-
-
-def hand_off(
-    source: NativeEngine, target: NativeEngine, request: EngineRequest
-) -> tuple[Reservation, list[int]]:
-    """Prefill here, decode there. Returns what was reserved and all tokens."""
-    reservation = target.reserve(request)
-    assert reservation is not None
-    hook = Recorder()
-    source.submit(msgspec.structs.replace(request, prefill_only=True))
-    [first] = run(source, hook)
-    announced = [block_id for blocks in hook.ready for block_id in blocks.block_ids]
-    assert len(announced) == hook.ready[0].num_prompt_blocks
-    copy_blocks(source, announced[reservation.first_block :], target, reservation.block_ids)
-    assert source.load().blocks_active >= len(announced), "pinned until release"
-    source.release(request.key, request.epoch)
-    target.commit(request.key, request.epoch, first.token_id)
-    return reservation, [first.token_id, *(token.token_id for token in run(target))]
-
-
 @pytest.mark.parametrize("num_tokens", [75, 72, 5])
 def test_handed_off(make_engine: MakeEngine, num_tokens: int) -> None:
     prefill, decode = make_engine(max_batch_tokens=20), make_engine(kv_blocks=17)
     prompt_ids = PROMPT[:num_tokens]
     [whole] = outputs(make_engine(), [prompt_ids])
     _, tokens = hand_off(prefill, decode, make_request(1, prompt_ids))
-    assert tokens == whole
+    assert ids(tokens) == whole
     reservation, tokens = hand_off(prefill, decode, make_request(2, prompt_ids))
-    assert tokens == whole
+    assert ids(tokens) == whole
     assert reservation.first_block == num_tokens // 8, "the decode end's own hit"
     assert prefill.load().blocks_active == decode.load().blocks_active == 0
 

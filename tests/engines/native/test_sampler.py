@@ -29,6 +29,7 @@ def kept_weights(logits: torch.Tensor, wanted: SampleSpec) -> dict[int, float]:
         candidates = {i: x for i, x in candidates.items() if x >= lowest}
     highest = max(candidates.values())
     weights = {i: math.exp((x - highest) / params.temperature) for i, x in candidates.items()}
+    weights = {i: weight for i, weight in weights.items() if weight >= params.min_p}
     running, total = 0.0, sum(weights.values())
     for weight in sorted(weights.values(), reverse=True):
         running += weight
@@ -54,6 +55,7 @@ def random_spec(rng: random.Random, vocab_size: int) -> SampleSpec:
         temperature=rng.choice([0.3, 0.7, 1.0, 1.7]),
         top_p=rng.choice([0.1, 0.51, 0.9, 0.97, 1.0]),
         top_k=rng.choice([0, 0, 2, 5, 100, 10_000]),
+        min_p=rng.choice([0.0, 0.0, 0.001, 0.1]),
         banned_ids=tuple(rng.sample(range(vocab_size), rng.choice([0, 0, 1, 3]))),
     )
 
@@ -92,6 +94,7 @@ def test_equals_the_naive_reference_and_ignores_the_rest_of_the_batch(
         {"temperature": 1.5, "top_p": 0.8},
         {"temperature": 1.0, "top_k": 7},
         {"temperature": 1.2, "top_k": 12, "top_p": 0.7},
+        {"temperature": 1.2, "min_p": 0.05},
     ],
     ids=str,
 )
@@ -148,6 +151,27 @@ def test_banned_tokens_are_never_chosen() -> None:
     assert sample(logits, [spec(temperature=0.0, banned_ids=(0, 1))]) == [2]
     for seed in range(50):
         assert sample(logits, [spec(seed=seed, temperature=5.0, banned_ids=(0, 2))])[0] in {1, 3}
+
+
+def packed(allowed_ids: set[int], vocab_size: int) -> bytes:
+    """A bit for each token, the lowest first."""
+    bits = sum(1 << token_id for token_id in allowed_ids)
+    return bits.to_bytes(-(-vocab_size // 8), "little")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from([5, 64, 300]))
+def test_only_allowed_tokens_are_chosen_and_other_rows_are_left_alone(
+    rng: random.Random, vocab_size: int
+) -> None:
+    specs = [random_spec(rng, vocab_size) for _ in range(4)]
+    logits = random_logits(rng, len(specs), vocab_size)
+    allowed_ids = set(rng.sample(range(vocab_size), rng.randint(1, vocab_size)))
+    tokens = sample(logits, specs, {2: packed(allowed_ids, vocab_size)})
+    forbidden = tuple(set(range(vocab_size)) - allowed_ids)
+    ruled = SampleSpec(specs[2].params, specs[2].position, forbidden)
+    assert tokens[2] == naive_sample(logits[2], ruled)
+    assert tokens[:2] + tokens[3:] == sample(logits[[0, 1, 3]], [specs[0], specs[1], specs[3]])
 
 
 def test_a_top_p_just_below_1_keeps_the_last_token() -> None:
