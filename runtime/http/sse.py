@@ -7,7 +7,7 @@ several times what the rest of a token does. So this module also does the chunk 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -45,14 +45,32 @@ def data_event(json_body: bytes) -> bytes:
     return b"data: " + json_body + b"\n\n"
 
 
+def named_event(body: msgspec.Struct) -> bytes:
+    """`body`, a struct that has its type as tag, as an event of that name."""
+    tag = body.__struct_config__.tag
+    assert isinstance(tag, str), "the event has no type"
+    return b"event: %b\n%b" % (tag.encode(), event(body))
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How the streams of an API end: what comes last of all, and how an error is told (with the request's id)."""
+
+    last: bytes
+    failure: Callable[[DynrtError, str], bytes]
+
+
+OPENAI_ENDING = Ending(DONE, lambda error, request_id: data_event(encode_error(error)))
+
+
 class EventStream:
     """`send` is for one task; the watcher beside it, which ends with the context, pings and cuts.
 
     A started stream is a requests.FrameSink: `take` needs no task and does not wait.
     """
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, ending: Ending = OPENAI_ENDING) -> None:
         self._request = request
+        self._ending = ending
         self._loop = asyncio.get_running_loop()
         self._watcher: asyncio.Task[None] | None = None
         self._finished = False
@@ -110,17 +128,17 @@ class EventStream:
         return True
 
     async def finish(self, events: bytes) -> None:
-        """Send the last `events`, [DONE] and the end of the body."""
+        """Send the last `events`, the API's ending and the end of the body."""
         self._finished = True
-        await self.send(events + DONE)
+        await self.send(events + self._ending.last)
         self._record.sent_status = self.response.status
-        with suppress(ClientLeftError):  # nothing is missing to a client that closes behind [DONE]
+        with suppress(ClientLeftError):  # nothing is missing to a client that closes behind it
             await self._write_watched(self.response.write_eof())
 
     async def fail(self, error: DynrtError) -> None:
         """Finish a started stream with `error`, unless all has been said."""
         if not self._finished:
-            await self.finish(data_event(encode_error(error)))
+            await self.finish(self._ending.failure(error, self._record.request_id))
 
     async def _write(self, events: bytes) -> None:
         """Raises ClientLeftError; waits while the transport holds more than its high-water mark."""

@@ -1,0 +1,197 @@
+"""Reads a body of OpenAI's Responses API as the body of a chat completion; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.responses_types import Echo
+
+Body = dict[str, Any]
+
+SAME = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "parallel_tool_calls",
+    "cache_salt",
+    "chat_template_kwargs",
+    "dynrt",
+)
+OWN_NAMES = {"max_completion_tokens": "max_output_tokens"}  # of the chat's fields, what they are called here
+STATEFUL = {
+    "previous_response_id": "send the earlier turns in input",
+    "conversation": "send the earlier turns in input",
+    "prompt": "send the prompt itself in instructions and input",
+    "background": "wait for the answer, or stream it",
+    "store": "leave it out or send false",
+}
+TURN_ORDER = ("reasoning_content", "content", "tool_calls")
+TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def chat_body(fields: Fields) -> Body:
+    """The same request as a chat completion; problems are left with `fields`."""
+    for name, way_out in STATEFUL.items():
+        if fields.values.get(name):
+            fields.refuse(name, f"it must be left out, as this server keeps no responses: {way_out}")
+    body = {name: fields.values[name] for name in SAME if name in fields.values}
+    body["max_completion_tokens"] = fields.values.get("max_output_tokens")
+    body["messages"] = _instructions(fields) + _messages(fields)
+    if effort := fields.child("reasoning").values.get("effort"):
+        body["reasoning_effort"] = effort
+    return body | _response_format(fields) | _tools(fields)
+
+
+def echo_of(values: Body) -> Echo:
+    """What the response repeats of a request that was found to be in order."""
+    names = Echo.__struct_fields__
+    return Echo(**{name: values[name] for name in names if values.get(name) is not None})
+
+
+def _instructions(fields: Fields) -> list[Body]:
+    text = fields.values.get("instructions")
+    if text is not None and not isinstance(text, str):
+        fields.refuse("instructions", "it must be a string")
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _response_format(fields: Fields) -> Body:
+    """`text.format`, which is flat where the chat's response_format is nested."""
+    form = fields.child("text").child("format")
+    match form.values.get("type"):
+        case None | "text":
+            return {}
+        case "json_schema":
+            schema = {name: value for name, value in form.values.items() if name != "type"}
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return {"response_format": form.values}
+
+
+def _tools(fields: Fields) -> Body:
+    tools = fields.values.get("tools")
+    body: Body = {}
+    if isinstance(tools, list) and tools:
+        body["tools"] = [_tool(fields.problems, index, tool) for index, tool in enumerate(tools)]
+    elif tools is not None and tools != []:
+        fields.refuse("tools", "it must be a list of tools")
+    match fields.values.get("tool_choice"):
+        case {"type": "function", "name": name}:
+            body["tool_choice"] = {"type": "function", "function": {"name": name}}
+        case choice if choice is not None and body:
+            body["tool_choice"] = choice
+    return body
+
+
+def _tool(problems: Problems, index: int, value: object) -> Body:
+    path = f"tools[{index}]"
+    if not isinstance(value, dict) or value.get("type") != "function":
+        problems.add(path, f"{path} must be of type function; tools that the server runs are not built")
+        return {}
+    function = {name: one for name, one in value.items() if name != "type" and one is not None}
+    return {"type": "function", "function": function}
+
+
+def _messages(fields: Fields) -> list[Body]:
+    value = fields.values.get("input")
+    if isinstance(value, str) and value:
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        fields.refuse("input", "it must be a string or a list of items, not empty")
+        return []
+    items = [_item(fields.problems, index, item) for index, item in enumerate(value)]
+    return _joined_turns([item for item in items if item is not None])
+
+
+def _item(problems: Problems, index: int, value: object) -> Body | None:
+    """One item as a message; None if it is refused."""
+    path = f"input[{index}]"
+    if not isinstance(value, dict):
+        problems.add(path, f'{path} must be an object such as {{"role": "user", "content": "..."}}')
+        return None
+    item = Fields(value, problems, path)
+    match value.get("type", "message"):
+        case "message":
+            return _message(item)
+        case "function_call":
+            function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
+            call = {"id": _string(item, "call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "tool_calls": [call]}
+        case "function_call_output":
+            return {
+                "role": "tool",
+                "tool_call_id": _string(item, "call_id"),
+                "content": _text(item, "output"),
+            }
+        case "reasoning":
+            return {"role": "assistant", "reasoning_content": _reasoning(item)}
+    item.refuse(
+        "type", "it must be message, function_call, function_call_output or reasoning; others are not built"
+    )
+    return None
+
+
+def _message(item: Fields) -> Body | None:
+    role = item.values.get("role")
+    if role not in ("user", "assistant", "system", "developer"):
+        item.refuse("role", "it must be user, assistant, system or developer")
+        return None
+    return {"role": role, "content": _text(item, "content")}
+
+
+def _reasoning(item: Fields) -> str:
+    parts = item.values.get("content") or item.values.get("summary") or []
+    if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
+        return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+    item.refuse("content", "it must be a list of reasoning texts")
+    return ""
+
+
+def _joined_turns(messages: list[Body]) -> list[Body]:
+    """What one assistant's turn consists of is one message in a chat."""
+    turns: list[Body] = []
+    for message in messages:
+        last = turns[-1] if turns else {}
+        if message["role"] == last.get("role") == "assistant" and _continues(message, last):
+            calls = last.get("tool_calls", []) + message.get("tool_calls", [])
+            turns[-1] = {**last, **message, **({"tool_calls": calls} if calls else {})}
+        else:
+            turns.append(message)
+    return [{"content": None, **turn} if turn["role"] == "assistant" else turn for turn in turns]
+
+
+def _continues(message: Body, last: Body) -> bool:
+    return "tool_calls" in message or _rank(message) > _rank(last)
+
+
+def _rank(message: Body) -> int:
+    return max(rank for rank, part in enumerate(TURN_ORDER) if part in message)
+
+
+def _text(fields: Fields, name: str) -> str:
+    """A string, or the texts of a list of parts."""
+    value = fields.values.get(name)
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        fields.refuse(name, "it must be a string or a list of text parts")
+        return ""
+    return "\n".join(
+        _part(fields, f"{fields.param(name)}[{index}]", part) for index, part in enumerate(value)
+    )
+
+
+def _part(fields: Fields, path: str, part: object) -> str:
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
+        return str(part["text"])
+    fields.problems.add(path, f'{path} must be {{"type": "input_text", "text": "..."}}; others are not built')
+    return ""
+
+
+def _string(fields: Fields, name: str) -> str:
+    value = fields.values.get(name)
+    if isinstance(value, str):
+        return value
+    fields.refuse(name, "it must be a string")
+    return ""

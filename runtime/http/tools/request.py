@@ -1,0 +1,144 @@
+"""The tools that a request offers, and whether and which of them it wants called; checked."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from dynrt.runtime.http.fields import Fields
+from dynrt.runtime.messages import Grammar
+
+MAX_TOOLS = 1536
+MAX_NAME_CHARS = 96
+
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
+
+
+class ToolUse(msgspec.Struct, frozen=True):
+    """`tools`: OpenAI's function tools, as chat templates take them. A `named` one is required."""
+
+    tools: list[dict[str, Any]]
+    choice: Literal["none", "auto", "required"] = "auto"
+    named: str | None = None
+    parallel_calls: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tools that may be called."""
+        return [self.named] if self.named else [tool["function"]["name"] for tool in self.tools]
+
+    def schema_of(self, name: str) -> dict[str, Any]:
+        """The JSON schema of a tool's arguments."""
+        functions = (tool["function"] for tool in self.tools)
+        parameters = next(one.get("parameters") for one in functions if one["name"] == name)
+        return parameters or {"type": "object", "properties": {}}
+
+
+def read_tool_use(fields: Fields) -> ToolUse | None:
+    """None if no tools are offered. Problems are left with `fields`."""
+    tools = _read_tools(fields)
+    choice, named = _read_choice(fields)
+    parallel = fields.boolean("parallel_tool_calls", True)
+    if not tools:
+        if fields.values.get("tools") is None and choice != "none" and "tool_choice" in fields.values:
+            fields.refuse("tool_choice", "it must be left out, or tools be given")
+        return None
+    if named is not None and named not in [tool["function"]["name"] for tool in tools]:
+        fields.refuse("tool_choice", "it must name one of the tools")
+        return None
+    return ToolUse(tools, choice, named, parallel)
+
+
+def _read_tools(fields: Fields) -> list[dict[str, Any]]:
+    tools = fields.values.get("tools")
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        fields.refuse("tools", f"it must be a list of 1 to {MAX_TOOLS} tools, or left out")
+        return []
+    read = [_read_tool(fields, index, tool) for index, tool in enumerate(tools)]
+    return _without_doubles(fields, [tool for tool in read if tool is not None])
+
+
+def _read_tool(fields: Fields, index: int, value: object) -> dict[str, Any] | None:
+    path = f"{fields.param('tools')}[{index}]"
+    if not isinstance(value, dict) or value.get("type") != "function":
+        fields.problems.add(
+            path,
+            f'{path} must be {{"type": "function", "function": {{…}}}}; tools of the server are not built',
+        )
+        return None
+    function = Fields(value, fields.problems, path).child("function")
+    name = function.values.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        function.refuse("name", f"it must be 1 to {MAX_NAME_CHARS} letters, digits or _ . -")
+        return None
+    description = function.values.get("description")
+    if description is not None and not isinstance(description, str):
+        function.refuse("description", "it must be a string")
+    function.child("parameters")
+    return value
+
+
+def _without_doubles(fields: Fields, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        fields.problems.add("tools", f"tools has {double} more than once; each name must be there once")
+    return tools
+
+
+def _read_choice(fields: Fields) -> tuple[Literal["none", "auto", "required"], str | None]:
+    match fields.values.get("tool_choice"):
+        case None:
+            return "auto", None
+        case "none" | "auto" | "required" as word:
+            return word, None
+        case {"type": "function", "function": {"name": str(name)}}:
+            return "required", name
+    fields.refuse(
+        "tool_choice",
+        'it must be "auto", "none", "required" or {"type": "function", "function": {"name": "…"}}',
+    )
+    return "auto", None
+
+
+def forced_calls(use: ToolUse) -> Grammar:
+    """What the answer must look like if a call is required: the arguments of the named tool, or a list of calls."""
+    if use.named is not None:
+        return _grammar(use.schema_of(use.named))
+    one_call = {"anyOf": [_call_schema(name) for name in use.names]}
+    calls: dict[str, Any] = {"type": "array", "minItems": 1, "items": one_call}
+    if not use.parallel_calls:
+        calls["maxItems"] = 1
+    schemas = {name: _moved(use.schema_of(name), f"#/$defs/{name}") for name in use.names}
+    return _grammar({**calls, "$defs": schemas})
+
+
+def _grammar(schema: dict[str, Any]) -> Grammar:
+    return Grammar("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _call_schema(name: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """`schema`, whose references are to itself as a whole document, as part of another one at `place`."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: place + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, place)
+        for key, value in schema.items()
+    }
