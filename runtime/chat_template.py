@@ -31,6 +31,7 @@ class ChatTemplate:
             raise ModelLoadError(
                 f"the model's chat template is broken in line {error.lineno}: {error}"
             ) from error
+        self.source = source
         self.wants_parts = _iterates_over_content(tree) and not _tests_for_string(tree)
         self.knows_developer = "developer" in source
 

@@ -21,6 +21,7 @@ from dynrt.runtime.control_tokens import ControlTokens, scrub
 from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
 from dynrt.runtime.final_message import mark_end, up_to_mark
 from dynrt.runtime.messages import pack_ids, unpack_ids
+from dynrt.runtime.requests import TokenizerInfo
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -96,6 +97,22 @@ class PromptEncoder:
     def decode(self, packed_ids: bytes, *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(unpack_ids(packed_ids), skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_names(self, packed_ids: bytes) -> list[str]:
+        """Each token as the vocabulary spells it; empty for an id without a token."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in unpack_ids(packed_ids)]
+
+    def info(self) -> TokenizerInfo:
+        template = self._templates.get("default")
+        token = self._special_tokens.get
+        return TokenizerInfo(
+            vocab_size=self._tokenizer.get_vocab_size(),
+            bos_token=token("bos_token"),
+            eos_token=token("eos_token"),
+            unk_token=token("unk_token"),
+            pad_token=token("pad_token"),
+            chat_template=None if template is None else template.source,
+        )
 
     @property
     def token_bytes(self) -> TokenBytes:

@@ -47,6 +47,17 @@ class FrameSink(Protocol):
         ...
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True):
+    """What a client must know to prepare prompts itself. Tokens that the model does not have are None."""
+
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None  # in Jinja's language
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """What is served."""
 

@@ -38,7 +38,7 @@ from dynrt.runtime.planning import RETRY_AFTER_S, PlannerActor
 from dynrt.runtime.prompts import PromptEncoder
 from dynrt.runtime.request_check import check_prompt
 from dynrt.runtime.request_life import LEASE_S, RequestLife
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
 from dynrt.runtime.supervisor import Supervisor
 from dynrt.runtime.transfer_manager import TransferManager
@@ -271,6 +271,16 @@ class Runtime:
         return await self._offload.run(
             lambda: self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
         )
+
+    async def token_names(self, token_ids: bytes) -> list[str]:
+        """Each of packed ids as the vocabulary spells it."""
+        self._check_up()
+        return await self._offload.run(lambda: self._prompts.token_names(token_ids))
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        """What a client must know to prepare prompts itself."""
+        self._check_up()
+        return self._prompts.info()
 
     def token_bytes(self) -> TokenBytes:
         """What each token of the model stands for."""

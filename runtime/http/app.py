@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import HttpVersion11, web
 
 from dynrt.runtime.errors import DynrtError
-from dynrt.runtime.http import chat, completions, models, probes
+from dynrt.runtime.http import chat, completions, models, not_built, probes, tokenize
 from dynrt.runtime.http.access_log import Handler, log_access
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
@@ -23,12 +23,16 @@ GET_ROUTES: dict[str, Handler] = {
     "/ready": probes.ready,
     "/load": probes.load,
     "/version": probes.show_version,
+    "/tokenizer_info": tokenize.tokenizer_info,
     "/metrics": probes.metrics,
 }
 POST_ROUTES: dict[str, Handler] = {
     "/ping": probes.health,
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
+    "/v1/embeddings": not_built.embeddings,
+    "/tokenize": tokenize.tokenize,
+    "/detokenize": tokenize.detokenize,
 }
 
 

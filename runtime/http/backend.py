@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from dynrt.engines.token_bytes import TokenBytes
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 
 
 class Backend(Protocol):
@@ -41,6 +41,14 @@ class Backend(Protocol):
 
     async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
         """The text of packed ids."""
+        ...
+
+    async def token_names(self, token_ids: bytes) -> list[str]:
+        """Each of packed ids as the vocabulary spells it."""
+        ...
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        """What a client must know to prepare prompts itself."""
         ...
 
     def token_bytes(self) -> TokenBytes:

@@ -34,7 +34,7 @@ async def _prepare(request: web.Request) -> Job:
     messages = read_messages(fields)
     asked = read_parameters(fields)
     add_generation_prompt = fields.boolean("add_generation_prompt", True)
-    template_kwargs = _read_template_kwargs(fields)
+    template_kwargs = read_template_kwargs(fields)
     refuse_unsupported(fields, CHAT)
     fields.problems.raise_if_any()
     backend = request.app[BACKEND]
@@ -48,7 +48,7 @@ async def _prepare(request: web.Request) -> Job:
     return make_job(request, asked, card, [(prompt_ids, sampling)], ChatReply)
 
 
-def _read_template_kwargs(fields: Fields) -> dict[str, Any]:
+def read_template_kwargs(fields: Fields) -> dict[str, Any]:
     kwargs = fields.child("chat_template_kwargs")
     for name in OWN_TEMPLATE_NAMES:
         if name in kwargs.values:

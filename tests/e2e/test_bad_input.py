@@ -72,7 +72,7 @@ REFUSALS = [  # path, body, status, param, what the message names
     (CHAT, {"messages": HELLO, "model": "gpt-9"}, 404, "model", ('"gpt-9"', "llama")),
     (CHAT, {"messages": "hello"}, 400, "messages", ('"hello"', "a list")),
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role", ('"wizard"',)),
-    ("/v1/embeddings", {"input": "a"}, 404, None, ("/v1/embeddings", "/v1/completions")),
+    ("/v1/embeddings", {"input": "a"}, 501, None, ("embeddings are not built",)),
 ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any, ClassVar
 
 from dynrt.runtime.messages import pack_ids, unpack_ids
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 
 DEADLINE_S = 10.0
 MODEL = "acme/tiny"
@@ -90,6 +90,12 @@ class ScriptedBackend:
 
     def token_bytes(self) -> CharacterTokens:
         return CharacterTokens()
+
+    async def token_names(self, token_ids: bytes) -> list[str]:
+        return [chr(token_id) for token_id in unpack_ids(token_ids)]
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        return TokenizerInfo(VOCAB, None, "<|end|>", None, None, "{{ messages }}")
 
     def models(self) -> list[ModelCard]:
         return self.cards

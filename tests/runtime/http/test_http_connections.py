@@ -71,7 +71,7 @@ BAD_REQUESTS = [
     (http_request(CHAT, b"{"), 400),
     (http_request(CHAT, {"messages": []}), 400),
     (http_request(CHAT, chat(model="gpt")), 404),
-    (http_request("/v1/embeddings", {"input": "x"}), 404),
+    (http_request("/v1/nowhere", {"input": "x"}), 404),
     (http_request("/v1/models", {}), 405),
     (http_request(CHAT, b"x" * 300_000, content_type="text/plain"), 415),
 ]
