@@ -13,8 +13,10 @@ from dynrt.engines.protocol import EngineRequest, Token
 from dynrt.engines.scheduling.batch import Chunk, SampleSpec
 from dynrt.engines.scheduling.block_pool import BlockPool
 from dynrt.engines.scheduling.limits import SchedulerLimits
+from dynrt.engines.scheduling.logit_changes import LogitChanges
 from dynrt.engines.scheduling.scheduler import Batch, Scheduler
-from dynrt.runtime.messages import FinishReason
+from dynrt.engines.scheduling.sequence import Sequence as RunningSequence
+from dynrt.runtime.messages import FinishReason, TokenLogprob
 from dynrt.transfer.local import BlocksReady
 
 VOCAB = 12
@@ -57,6 +59,20 @@ def expected_kv(request: EngineRequest) -> list[Prefix]:
     """What the slots of the whole prompt contain."""
     token_ids = [*request.prompt_ids, *request.output_ids]
     return [(request.salt, tuple(token_ids[: i + 1])) for i in range(len(token_ids))]
+
+
+def changes_of(changes: LogitChanges | None) -> set[tuple[float, ...]]:
+    if changes is None:
+        return set()
+    return {*zip(changes.token_ids, changes.biases, changes.divisors, changes.deductions, strict=True)}
+
+
+def expected_changes(request: EngineRequest, token_ids: Sequence[int]) -> set[tuple[float, ...]]:
+    """Of a sequence that is looked at for the first time."""
+    changes = LogitChanges.of(request.sampling, request.prompt_ids)
+    if changes is not None:
+        changes.follow(token_ids, len(request.prompt_ids))
+    return changes_of(changes)
 
 
 class FakeKvEngine:
@@ -113,6 +129,8 @@ class FakeKvEngine:
             if chunk.sample is not None
         ]
         self.check_pinned()
+        for sequence, chunk in zip(batch.sequences, batch.chunks, strict=True):
+            self.score(sequence, chunk)
         return tokens + self.scheduler.advance(batch, sampled)
 
     def fail_step(self) -> list[Token]:
@@ -127,6 +145,19 @@ class FakeKvEngine:
 
     def sample(self, token_ids: list[int], spec: SampleSpec) -> int:
         return next_token(token_ids, spec.banned_ids)
+
+    def score(self, sequence: RunningSequence, chunk: Chunk) -> None:
+        """Prompt tokens are scored once each, in order, by the token before them."""
+        if chunk.score is None:
+            return
+        known, prompt_ids = sequence.prompt_logprobs, sequence.request.prompt_ids
+        assert known is not None and sequence.request.sampling.prompt_logprobs == chunk.score.num_top
+        assert chunk.start + chunk.score.first_row == len(known) - 1
+        assert chunk.score.target_ids == list(
+            prompt_ids[len(known) : len(known) + len(chunk.score.target_ids)]
+        )
+        assert len(known) - 1 + len(chunk.score.target_ids) <= chunk.end
+        known += [TokenLogprob(token_id, 0.0) for token_id in chunk.score.target_ids]
 
     def check_size(self, batch: Batch) -> None:
         assert batch.num_tokens == sum(len(chunk.token_ids) for chunk in batch.chunks)
@@ -168,6 +199,7 @@ class FakeKvEngine:
         if chunk.sample is not None:
             assert chunk.end == len(token_ids)
             assert chunk.sample.position == len(token_ids) - len(request.prompt_ids)
+            assert changes_of(chunk.sample.changes) == expected_changes(request, token_ids)
 
     def slot_of(self, chunk: Chunk, position: int) -> tuple[int, int]:
         return chunk.block_ids[position // self.pool.block_size], position % self.pool.block_size

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dynrt.engines.protocol import EngineRequest, Reservation, Token
 from dynrt.runtime.errors import InvalidRequestError
-from dynrt.runtime.messages import SamplingParams
+from dynrt.runtime.messages import SamplingParams, TokenLogprob
 
 MAX_STEPS = 2000  # no test's requests need more
 
@@ -45,6 +45,13 @@ def run(engine: FakeKvEngine) -> list[Token]:
 def outputs_of(tokens: Sequence[Token], request: EngineRequest) -> list[int]:
     mine = [token.token_id for token in tokens if token.key == request.key]
     return [*request.output_ids, *mine]
+
+
+def scores_of(request: EngineRequest) -> list[TokenLogprob | None] | None:
+    """What comes with the first token of the output."""
+    if request.sampling.prompt_logprobs is None:
+        return None
+    return [None, *(TokenLogprob(token_id, 0.0) for token_id in request.prompt_ids[1:])]
 
 
 def prompt(length: int, start: int = 1) -> list[int]:
@@ -155,6 +162,8 @@ def test_nobody_is_admitted_into_the_room_that_a_running_request_grows_into() ->
         (make_request(1, []), ["empty"]),
         (make_request(1, [1, VOCAB]), [str(VOCAB)]),
         (make_request(1, [1], max_tokens=2, output_ids=[1, 2]), ["max_tokens is 2"]),
+        (make_request(1, [1], logit_bias=((1, 2.0), (77, 1.0))), ["77", "12"]),
+        (make_request(1, [1], stop_token_ids=(77,)), ["77", "12"]),
     ],
 )
 def test_what_can_never_run_is_refused_by_name(request_: EngineRequest, parts: list[str]) -> None:
@@ -323,6 +332,44 @@ def test_received_blocks_can_be_hit() -> None:
     assert [token.cached_tokens for token in tokens if token.key != request.key] == [8]
 
 
+def test_scored_prompts_use_the_cache_for_others_and_after_their_first_token() -> None:
+    engine = FakeKvEngine()
+    for number, scored, hit in ((1, None, 0), (2, 1, 0), (3, None, 8)):
+        engine.submit(make_request(number, prompt(10), max_tokens=1, prompt_logprobs=scored))
+        [token] = run(engine)
+        assert token.cached_tokens == hit
+    engine.submit(make_request(4, prompt(10), prompt_logprobs=1, output_ids=[3]))
+    tokens = run(engine)
+    assert tokens[0].cached_tokens == 8, "it moved here, and its prompt's scores were told"
+    assert [token.prompt_logprobs for token in tokens] == [None] * 5
+
+
+def test_a_prompt_preempted_half_way_goes_on_being_scored_there() -> None:
+    engine = FakeKvEngine(num_blocks=7, max_batch_tokens=2)
+    scored = make_request(2, prompt(15), prompt_logprobs=1)
+    engine.submit(make_request(1, prompt(7), max_tokens=16))
+    while not (tokens := engine.step()):
+        pass
+    engine.submit(scored)
+    while not outputs_of(tokens, scored):  # FakeKvEngine checks that each token is scored once
+        tokens = engine.step()
+    assert engine.scheduler.load().preemptions_total == 1
+    [first] = [token for token in tokens if token.key == scored.key]
+    assert first.prompt_logprobs == scores_of(scored)
+
+
+def test_a_request_in_error_ends_alone_and_what_it_computed_is_kept() -> None:
+    engine = FakeKvEngine()
+    for number in (1, 2):
+        engine.submit(make_request(number, prompt(8, start=number)))
+    batch = engine.scheduler.schedule()
+    wrong, right = engine.scheduler.advance(batch, [3, 4], errors={batch.sequences[0].id: "no such word"})
+    assert (wrong.finish_reason, wrong.error, wrong.token_id) == ("error", "no such word", -1)
+    assert (right.token_id, right.error) == (4, None)
+    load = engine.scheduler.load()
+    assert (load.running_requests, load.blocks_active, load.blocks_cached) == (1, 2, 2)
+
+
 def test_a_failed_step_ends_its_requests_and_stores_nothing() -> None:
     engine = FakeKvEngine()
     for number, prefill_only in ((1, False), (2, True)):
@@ -350,6 +397,9 @@ SAMPLING = st.fixed_dictionaries(
         "stop_token_ids": st.sampled_from([(), (1,), (0, 2)]),
         "output_ids": st.lists(st.integers(3, VOCAB - 1), max_size=2),
         "salt": st.sampled_from(["", "", "a"]),
+        "prompt_logprobs": st.sampled_from([None, None, 1]),
+        "repetition_penalty": st.sampled_from([1.0, 2.0]),
+        "frequency_penalty": st.sampled_from([0.0, 0.5]),
     }
 )
 
@@ -457,6 +507,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             is_end = len(outputs) == len(expected)
             assert token.finish_reason == (finish_reason if is_end else None)
             assert token.stop_reason == (stop_reason if is_end else None)
+            assert token.prompt_logprobs == (scores_of(request) if len(outputs) == 1 else None)
             if is_end or request.prefill_only:
                 del self.open[token.key]
 
