@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -37,5 +38,19 @@ class EngineConfig(msgspec.Struct, frozen=True):
     block_size: int = 32
     max_batch_tokens: int = 512  # tokens computed in one step, and so the longest chunk of a prompt
     max_batch_requests: int = 64
+    engine_args: dict[str, str] = {}  # for vLLM's EngineArgs, where kind is "vllm"
     sim: SimConfig = SimConfig()  # read where kind is "sim"
     transfer: TransferOptions = TransferOptions()
+
+
+def engine_args_of(kind: str, pairs: Sequence[str]) -> dict[str, str]:
+    """What was given as --engine-arg KEY=VALUE. Raises ConfigError for what is no pair, or is for no vLLM."""
+    if pairs and kind != "vllm":
+        raise ConfigError(f"--engine-arg {pairs[0]} is for --engine vllm; --engine is {kind!r}")
+    arguments: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not (name and separator):
+            raise ConfigError(f"--engine-arg is {pair!r}; write KEY=VALUE, such as max_model_len=4096")
+        arguments[name] = value
+    return arguments

@@ -10,8 +10,9 @@ import sys
 
 import msgspec
 
-from dynrt.engines.config import EngineConfig, SimConfig
+from dynrt.engines.config import EngineConfig, SimConfig, engine_args_of
 from dynrt.engines.models.resolve import prepare
+from dynrt.engines.vllm.environment import vllm_environment
 from dynrt.runtime.logs import set_up_logs
 from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.ucx import ucx_environment
@@ -26,6 +27,8 @@ def run_engine(arguments: argparse.Namespace) -> int:
     # UCX reads these when NIXL is imported, which the transfer thread does.
     one_host = not arguments.join.startswith("tcp://")
     os.environ.update(ucx_environment(one_host=one_host) | config.transfer.ucx)
+    if config.kind == "vllm":
+        os.environ.update(vllm_environment(config))
     from dynrt.engines.process import EngineProcess
 
     EngineProcess(config, arguments.join, arguments.spawn_token).run()
@@ -48,6 +51,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         kv_blocks=arguments.kv_blocks,
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
+        engine_args=engine_args_of(arguments.engine, arguments.engine_arg),
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
         transfer=TransferOptions(verify=arguments.verify_kv),
     )

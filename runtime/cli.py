@@ -48,8 +48,15 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         default="native",
-        choices=("native", "sim"),
+        choices=("native", "sim", "vllm"),
         help="what computes; sim: nothing does, but time passes as if (default: native)",
+    )
+    parser.add_argument(
+        "--engine-arg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for vLLM's EngineArgs, VALUE as JSON or text; may be given several times",
     )
     parser.add_argument(
         "--sim-profile",

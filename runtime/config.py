@@ -12,7 +12,7 @@ from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.requests import LocalPrefill
 from dynrt.transfer.options import TransferOptions
 
-EngineKind = Literal["native", "sim"]
+EngineKind = Literal["native", "sim", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 MAX_WORKERS_PER_POOL = 64
@@ -41,6 +41,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     kv_blocks: int | None = None  # per engine
     max_batch_tokens: int = 512
     max_batch_requests: int = 64
+    engine_args: dict[str, str] = {}  # for vLLM's EngineArgs, where engine is "vllm"
     max_open_requests: int = 4096
     max_waiting_requests: int = 1024  # for their first token, on one worker
     max_ttft_s: float | None = None  # requests whose first token is expected later are refused; None: none is

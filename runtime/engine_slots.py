@@ -36,6 +36,7 @@ def _engine_config(config: RuntimeConfig, model: ModelDir, role: Role, threads: 
         kv_blocks=config.kv_blocks,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_requests=config.max_batch_requests,
+        engine_args=config.engine_args,
         sim=config.sim,
         transfer=config.transfer,
     )

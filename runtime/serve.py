@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dynrt.engines.config import SimConfig
+from dynrt.engines.config import SimConfig, engine_args_of
 from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.errors import ConfigError, NoWorkerError
 from dynrt.runtime.http.options import EndpointOptions
@@ -49,6 +49,7 @@ def serve(arguments: argparse.Namespace) -> int:
         kv_blocks=arguments.kv_blocks,
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
+        engine_args=engine_args_of(arguments.engine, arguments.engine_arg),
         max_waiting_requests=arguments.max_waiting_requests,
         max_ttft_s=arguments.max_ttft,
         index_memory_bytes=int(arguments.index_memory * 1e6),

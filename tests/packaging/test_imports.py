@@ -41,7 +41,11 @@ ARROWS_OF_FILES = {
     "runtime/replay/": ("engines.sim",),
 }
 # Libraries that are imported in one place only.
-HOMES = {"torch": "engines/native/", "vllm": "engines/vllm/", "nixl": "transfer/nixl_agent.py"}
+HOMES = {
+    "torch": ("engines/native/", "engines/vllm/"),
+    "vllm": ("engines/vllm/",),
+    "nixl": ("transfer/nixl_agent.py",),
+}
 HEAVY = ("torch", "vllm", "nixl", "nixl_cu12", "nixl_cu13", "numpy")
 
 
@@ -76,7 +80,7 @@ def is_arrow(name: str, file: str) -> bool:
 
 def is_at_home(name: str, file: str) -> bool:
     library = name.split(".")[0].removesuffix("_cu12").removesuffix("_cu13")
-    return file.startswith(HOMES.get(library, ""))
+    return file.startswith(HOMES.get(library, ("",)))
 
 
 def imports(package: str) -> list[tuple[str, str]]:

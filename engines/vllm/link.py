@@ -1,0 +1,46 @@
+"""What an engine and both halves of its vLLM connector share: all three run in one process, in its compute thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from dynrt.engines.protocol import LayerHook
+from dynrt.engines.scheduling.work import StepWork
+from dynrt.engines.vllm.handoffs import Handoffs
+from dynrt.engines.vllm.layout import CacheLayout
+from dynrt.transfer.local import BlocksReady
+
+
+class NoHook:
+    """Outside of a step nobody listens: vLLM runs the model to measure it and to warm it up."""
+
+    def step_begins(self, ready: list[BlocksReady]) -> None:
+        """Nothing."""
+
+    def layer_written(self, layer: int, event: object | None) -> None:
+        """Nothing."""
+
+
+@dataclass
+class StepSeen:
+    """What vLLM's scheduler put into one step."""
+
+    work: StepWork = field(default_factory=lambda: StepWork(0, 0, 0, 0))
+    num_preempted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.work.prefill_tokens + self.work.decode_requests
+
+
+class Link:
+    """The scheduler half sets `unpin`, the worker half sets `layout`, while vLLM builds them."""
+
+    layout: CacheLayout
+    unpin: Callable[[Sequence[int]], None]
+
+    def __init__(self, block_size: int) -> None:
+        self.handoffs = Handoffs(block_size)
+        self.hook: LayerHook = NoHook()
+        self.step = StepSeen()
