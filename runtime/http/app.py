@@ -5,8 +5,9 @@ from __future__ import annotations
 from aiohttp import HttpVersion11, web
 
 from dynrt.runtime.errors import DynrtError
-from dynrt.runtime.http import chat, completions, models, not_built, probes, tokenize
+from dynrt.runtime.http import chat, completions, models, not_built, openapi, probes, tokenize
 from dynrt.runtime.http.access_log import Handler, log_access
+from dynrt.runtime.http.answer_formats import ANSWER_FORMATS, AnswerFormats
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
 from dynrt.runtime.http.envelope import error_response, http_error_response, told_to_client
@@ -23,6 +24,7 @@ GET_ROUTES: dict[str, Handler] = {
     "/ready": probes.ready,
     "/load": probes.load,
     "/version": probes.show_version,
+    "/openapi.json": openapi.show_openapi,
     "/tokenizer_info": tokenize.tokenizer_info,
     "/metrics": probes.metrics,
 }
@@ -36,13 +38,16 @@ POST_ROUTES: dict[str, Handler] = {
 }
 
 
-def create_app(backend: Backend, guard: Guard | None = None) -> web.Application:
+def create_app(
+    backend: Backend, guard: Guard | None = None, answer_formats: AnswerFormats | None = None
+) -> web.Application:
     """The endpoint in front of `backend`; serve it with `handler_cancellation`, as HttpServer does."""
     guard = guard if guard is not None else Guard()
     middlewares = [log_access, answer_errors, guard.admit]
     app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     app[GUARD] = guard
     app[BACKEND] = backend
+    app[ANSWER_FORMATS] = answer_formats if answer_formats is not None else AnswerFormats()
     app[OPEN_REQUESTS] = OpenRequests()
     app.on_response_prepare.append(_complete_headers)
     _add_routes(app.router)

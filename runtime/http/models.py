@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from aiohttp import web
 
@@ -43,5 +41,5 @@ def _model(card: ModelCard) -> Model:
     return Model(id=card.name, created=card.created, max_model_len=card.context_length)
 
 
-def json_response(body: msgspec.Struct | dict[str, Any]) -> web.Response:
+def json_response(body: msgspec.Struct) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), content_type="application/json")

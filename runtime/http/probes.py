@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Literal
 
+import msgspec
 from aiohttp import web
 
 from dynrt.runtime.errors import NoWorkerError, OverloadedError
@@ -15,6 +17,18 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VERSION = version("dynrt")
 
 
+class Status(msgspec.Struct, frozen=True):
+    status: Literal["ok"] = "ok"
+
+
+class ServerLoad(msgspec.Struct, frozen=True):
+    server_load: int
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
 async def health(request: web.Request) -> web.Response:
     """200 if and only if a request could be served from end to end."""
     return _served_from_end_to_end(request)
@@ -22,7 +36,7 @@ async def health(request: web.Request) -> web.Response:
 
 async def live(request: web.Request) -> web.Response:
     """200 as long as the process' event loop runs."""
-    return json_response({"status": "ok"})
+    return json_response(Status())
 
 
 async def ready(request: web.Request) -> web.Response:
@@ -35,11 +49,11 @@ async def ready(request: web.Request) -> web.Response:
 
 async def load(request: web.Request) -> web.Response:
     """How many generation requests are open here."""
-    return json_response({"server_load": len(request.app[OPEN_REQUESTS])})
+    return json_response(ServerLoad(len(request.app[OPEN_REQUESTS])))
 
 
 async def show_version(request: web.Request) -> web.Response:
-    return json_response({"version": VERSION})
+    return json_response(Version(VERSION))
 
 
 async def metrics(request: web.Request) -> web.Response:
@@ -50,4 +64,4 @@ def _served_from_end_to_end(request: web.Request) -> web.Response:
     why_not = request.app[BACKEND].ready()
     if why_not is not None:
         raise NoWorkerError(f"not ready: {why_not}; try again later")
-    return json_response({"status": "ok"})
+    return json_response(Status())

@@ -18,6 +18,30 @@ from dynrt.runtime.messages import pack_ids, unpack_ids
 Encode = Callable[[Backend], Awaitable[bytes]]
 
 
+TOKENIZE_SCHEMA = {
+    "type": "object",
+    "description": "A text (prompt) or a chat (messages).",
+    "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+    "properties": {
+        "model": {"type": "string", "description": "May be left out: the one that is served."},
+        "prompt": {"type": "string"},
+        "add_special_tokens": {"type": "boolean", "default": True, "description": "Of a text only."},
+        "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
+        "add_generation_prompt": {"type": "boolean", "default": True},
+        "chat_template_kwargs": {"type": "object"},
+        "return_token_strs": {"type": "boolean", "default": False},
+    },
+}
+DETOKENIZE_SCHEMA = {
+    "type": "object",
+    "required": ["tokens"],
+    "properties": {
+        "model": {"type": "string"},
+        "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    },
+}
+
+
 class Tokens(msgspec.Struct, frozen=True):
     count: int
     max_model_len: int

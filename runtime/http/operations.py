@@ -1,0 +1,62 @@
+"""What each route takes and answers: the table behind /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dynrt.runtime.http import openai_types as openai
+from dynrt.runtime.http.envelope import Envelope
+from dynrt.runtime.http.probes import METRICS_TYPE, ServerLoad, Status, Version
+from dynrt.runtime.http.tokenize import DETOKENIZE_SCHEMA, TOKENIZE_SCHEMA, Text, Tokens
+from dynrt.runtime.requests import TokenizerInfo
+
+CHAT_SCHEMA = {"type": "object"}
+COMPLETION_SCHEMA = {"type": "object"}
+
+Struct = type[msgspec.Struct]
+
+UNREADY = (503,)
+BODY = (400, 413, 415)
+GENERATES = (*BODY, 404, 503)
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """One method of one path. Every route also has the errors that `openapi` adds: 401, 405, 431 and 500."""
+
+    summary: str
+    answer: Struct | None = None  # of a 200; None: not JSON of ours, see `media_type`
+    body: Mapping[str, Any] | None = None  # the JSON Schema of the request's; None: it takes none
+    event: Struct | None = None  # what each event of a stream holds; None: it never streams
+    errors: tuple[int, ...] = ()
+    error: Struct = Envelope
+    media_type: str = "application/json"
+
+
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/v1/models"): Operation("The models that are served", openai.ModelList),
+    ("GET", "/v1/models/{model}"): Operation("One of them", openai.Model, errors=(404, 503)),
+    ("POST", "/v1/chat/completions"): Operation(
+        "Answer a chat", openai.ChatCompletion, CHAT_SCHEMA, openai.ChatChunk, GENERATES
+    ),
+    ("POST", "/v1/completions"): Operation(
+        "Continue prompts", openai.Completion, COMPLETION_SCHEMA, openai.Completion, GENERATES
+    ),
+    ("POST", "/v1/embeddings"): Operation("Not built", errors=(501,)),
+    ("POST", "/tokenize"): Operation(
+        "The tokens of a text or a chat", Tokens, TOKENIZE_SCHEMA, errors=GENERATES
+    ),
+    ("POST", "/detokenize"): Operation("The text of tokens", Text, DETOKENIZE_SCHEMA, errors=GENERATES),
+    ("GET", "/tokenizer_info"): Operation("Special tokens and chat template", TokenizerInfo, errors=UNREADY),
+    ("GET", "/health"): Operation("Whether a request could be served", Status, errors=UNREADY),
+    ("GET", "/ping"): Operation("The same", Status, errors=UNREADY),
+    ("POST", "/ping"): Operation("The same", Status, errors=UNREADY),
+    ("GET", "/live"): Operation("Whether the process runs", Status),
+    ("GET", "/ready"): Operation("Whether to send new requests here", Status, errors=UNREADY),
+    ("GET", "/load"): Operation("How many generation requests are open", ServerLoad),
+    ("GET", "/version"): Operation("The version of dynrt", Version),
+    ("GET", "/metrics"): Operation("Metrics in Prometheus' text format", media_type=METRICS_TYPE),
+    ("GET", "/openapi.json"): Operation("This document"),
+}
