@@ -187,6 +187,16 @@ def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="web pages that may call, such as https://chat.example, or *; repeat for several (default: none)",
     )
+    endpoint.add_argument(
+        "--tool-parser",
+        metavar="NAME",
+        help="format of the model's tool calls: hermes, llama3_json, mistral or none (default: by its chat template)",
+    )
+    endpoint.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="format of its reasoning: qwen3, deepseek_r1, mistral, seed_oss, kimi or none (default: likewise)",
+    )
 
 
 def _file_mode(text: str) -> int:

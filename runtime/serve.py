@@ -15,6 +15,7 @@ from pathlib import Path
 from dynrt.engines.config import SimConfig, engine_args_of
 from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.errors import ConfigError, NoWorkerError
+from dynrt.runtime.http.answer_formats import AnswerFormats
 from dynrt.runtime.http.options import EndpointOptions
 from dynrt.runtime.http.server import HttpServer
 from dynrt.runtime.logs import set_up_logs
@@ -71,6 +72,7 @@ def endpoint_options(arguments: argparse.Namespace, environment: Mapping[str, st
         cors_origins=tuple(arguments.cors_origin),
         tls_cert=arguments.tls_cert,
         tls_key=arguments.tls_key,
+        answer_formats=AnswerFormats(arguments.tool_parser, arguments.reasoning_parser),
     )
 
 

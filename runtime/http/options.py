@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from dynrt.runtime.http.answer_formats import AnswerFormats
+
 
 class EndpointOptions(msgspec.Struct, frozen=True):
-    """Who may call, and over what. The defaults serve callers on this machine, in the clear."""
+    """Who may call, over what, and how answers are read. The defaults serve callers on this machine, in the clear."""
 
     api_key_file: str | None = None  # one key a line
     api_keys: tuple[str, ...] = ()  # further keys; not logged, not shown
@@ -15,3 +17,4 @@ class EndpointOptions(msgspec.Struct, frozen=True):
     cors_origins: tuple[str, ...] = ()  # of web pages that may call; "*": any
     tls_cert: str | None = None  # PEM files; both or none
     tls_key: str | None = None
+    answer_formats: AnswerFormats = AnswerFormats()

@@ -35,7 +35,8 @@ class HttpServer:
         self._keys = _keys(self._options)
         self._certificate = _certificate(self._options)
         guard = Guard(self._keys, self._options.cors_origins, guard_metrics=self._options.guard_metrics)
-        self._app = create_app(backend, guard)
+        self._options.answer_formats.check()
+        self._app = create_app(backend, guard, self._options.answer_formats)
         self._runner: web.AppRunner | None = None
         self._acceptor: asyncio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
