@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_penalties import naive_logit
 
 from dynrt.engines.native.logits import changed
 from dynrt.engines.scheduling.batch import SampleSpec
@@ -16,15 +17,6 @@ from dynrt.engines.scheduling.logit_changes import LogitChanges
 from dynrt.runtime.messages import SamplingParams
 
 VOCAB = 40
-
-
-def naive(logit: float, token_id: int, params: SamplingParams, prompt: list[int], output: list[int]) -> float:
-    logit += sum(bias for biased_id, bias in params.logit_bias if biased_id == token_id)
-    if token_id in prompt or token_id in output:
-        factor = params.repetition_penalty
-        logit = logit / factor if logit > 0 else logit * factor
-    count = output.count(token_id)
-    return logit - params.frequency_penalty * count - params.presence_penalty * (count > 0)
 
 
 def random_params(rng: random.Random) -> SamplingParams:
@@ -62,7 +54,7 @@ def test_equal_to_plain_arithmetic_and_each_row_by_itself(rng: random.Random) ->
     result = changed(logits, specs)
     assert torch.equal(logits, before)
     for row, case in enumerate(cases):
-        expected = [naive(float(logits[row, i]), i, *case) for i in range(VOCAB)]
+        expected = [naive_logit(float(logits[row, i]), i, *case) for i in range(VOCAB)]
         assert result[row].tolist() == pytest.approx(expected, abs=1e-4)
         assert torch.equal(changed(logits[row : row + 1], specs[row : row + 1])[0], result[row])
 
