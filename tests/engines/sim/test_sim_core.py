@@ -25,6 +25,7 @@ from virtual_engine import (
 from dynrt.engines.protocol import EngineRequest
 from dynrt.engines.sim.core import SimCore, SimStep
 from dynrt.runtime.errors import ConfigError, ModelLoadError
+from dynrt.runtime.messages import TokenLogprob
 
 MakeEngine = Callable[..., VirtualEngine]
 PROMPT = [10 + (7 * i * i) % 280 for i in range(23)]
@@ -72,6 +73,22 @@ def test_a_stop_token_ends_a_request_but_not_before_min_tokens(make_engine: Make
         tokens = engine.run()
         assert (len(tokens) == 3 and tokens[-1].stop_reason == third) is stops
         assert third not in outputs(tokens, request)[: min_tokens or 2]
+
+
+def test_every_token_is_certain(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    engine.core.submit(make_request(1, PROMPT, 3, logprobs=2, prompt_logprobs=0))
+    engine.core.submit(make_request(2, PROMPT, 3))
+    tokens = engine.run()
+    asked = [token for token in tokens if token.key == tokens[0].key]
+    assert [token.logprob for token in asked] == [
+        TokenLogprob(token.token_id, 0.0, [(token.token_id, 0.0)]) for token in asked
+    ]
+    scores = [None, *(TokenLogprob(token_id, 0.0) for token_id in PROMPT[1:])]
+    assert [token.prompt_logprobs for token in asked] == [scores, None, None]
+    others = [token for token in tokens if token not in asked]
+    assert len(others) == 3
+    assert all(token.logprob is None and token.prompt_logprobs is None for token in others)
 
 
 def test_a_continuation_goes_on_as_if_nothing_had_happened(make_engine: MakeEngine) -> None:
