@@ -51,6 +51,7 @@ from dynrt.transfer.events import (
     Quiesced,
     RenewLease,
     ReserveRefused,
+    Retarget,
     Sent,
     ToDecodeEnd,
     ToPrefillEnd,
@@ -169,6 +170,8 @@ class ControlThread:
                 self._first_token(message)
             case CancelHandoff():
                 self._cancel_handoff(message)
+            case Retarget():
+                self._retarget(message)
             case Arm() | FencePeer() | ConnectPeer() | RenewLease() | PeerQuiesced():
                 self._transfer.post(message)
             case StatusRequest():
@@ -229,6 +232,13 @@ class ControlThread:
         output_ids = [*unpack_ids(submit.output_ids), first.token_id]
         self._replies.open(submit, output_ids, first.chars_emitted)
         self._transfer.post(first)
+
+    def _retarget(self, message: Retarget) -> None:
+        for known in (self._handoffs, self._requests):
+            if message.id in known:
+                known.remove(message.id)
+                known.add(message.new_id)
+        self._transfer.post(message)
 
     def _cancel(self, key: bytes, epoch: int) -> None:
         self._replies.close(key, epoch)

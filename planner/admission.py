@@ -29,6 +29,13 @@ def within_limits(candidates: list[Candidate], limits: AdmissionLimits) -> list[
     return candidates
 
 
+def no_room(decodes: list[Candidate]) -> NoPlan:
+    """A finished prompt for which none of these has blocks, and when one is expected to."""
+    retry_after_s = min((candidate.queue_ms for candidate in decodes), default=0.0) / 1e3
+    reason = "no decode worker has room for the finished prompt, nor can its prefill worker decode so much"
+    return NoPlan("no_room", reason, retry_after_s)
+
+
 def refusal(candidates: list[Candidate], limits: AdmissionLimits) -> NoPlan:
     """Why none of these candidates may prefill one more request, and when one of them is expected to."""
     with_room = within_limits(candidates, AdmissionLimits(max_waiting_requests=limits.max_waiting_requests))

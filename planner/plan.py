@@ -9,7 +9,7 @@ import msgspec
 from dynrt.planner.cost import Terms
 
 PlanKind = Literal["remote", "local"]
-RefusalKind = Literal["no_worker", "too_long", "too_slow", "queues_full"]
+RefusalKind = Literal["no_worker", "too_long", "too_slow", "queues_full", "no_room"]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
@@ -51,6 +51,9 @@ class PlanRequest(msgspec.Struct, frozen=True):
     local_prefill: Literal["auto", "never", "always"] = "auto"
     exclude: frozenset[str] = frozenset()  # workers that failed this request before
     is_admitted: bool = False  # under way already: it goes on, whatever the load
+    prefilled_on: str = (
+        ""  # this worker holds the finished prompt; `exclude` has decode workers without room for it
+    )
 
 
 class Choice(msgspec.Struct, frozen=True):

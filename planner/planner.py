@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dynrt.planner.admission import NO_LIMITS, AdmissionLimits, refusal, within_limits
+from dynrt.planner.admission import NO_LIMITS, AdmissionLimits, no_room, refusal, within_limits
 from dynrt.planner.candidates import Candidate, Demand, best_local, best_remote, see_worker
 from dynrt.planner.coefficients import FleetFit, StepTimes
 from dynrt.planner.cost import UNCACHED_EXTRA
@@ -149,12 +149,15 @@ class Planner:
         self.failed(request.key)
         self._index.expire(now)
         prompt_tokens = len(request.prompt_ids) // TOKEN_BYTES
-        usable = [worker for name, worker in self._workers.items() if name not in request.exclude]
+        exclude = frozenset() if request.prefilled_on else request.exclude  # there, they only cannot decode
+        usable = [worker for name, worker in self._workers.items() if name not in exclude]
         fitting = [worker for worker in usable if prompt_tokens <= worker.facts.longest_prompt]
         if not fitting:
             return _no_plan(usable, len(self._workers), prompt_tokens)
         candidates = self._candidates(request, fitting, prompt_tokens)
         choices, reason = self._choices(request, candidates, prompt_tokens)
+        if not choices and request.prefilled_on:
+            return self._no_room(request, candidates)
         if not choices:
             ways = self._ways(request, candidates)
             return refusal([*ways.prefills, *ways.locals], self._limits)
@@ -203,6 +206,8 @@ class Planner:
 
     def _ways(self, request: PlanRequest, candidates: list[Candidate]) -> _Ways:
         decodes = [candidate for candidate in candidates if candidate.facts.can_decode]
+        if request.prefilled_on:
+            return self._ways_on(request, candidates, decodes)
         if not decodes:
             return _Ways([], candidates, [], "no decode worker")
         if request.local_prefill == "always":
@@ -213,6 +218,23 @@ class Planner:
         if request.local_prefill == "never":
             return _Ways(prefills, [], decodes, "local prefill never")
         return _Ways(prefills, decodes, decodes, "expected sooner")
+
+    def _ways_on(self, request: PlanRequest, candidates: list[Candidate], decodes: list[Candidate]) -> _Ways:
+        """From the worker that has prefilled it: to another decode worker, or no further."""
+        prefills = [candidate for candidate in candidates if candidate.facts.id == request.prefilled_on]
+        others = [
+            decode for decode in decodes if decode.facts.id not in {*request.exclude, request.prefilled_on}
+        ]
+        if any(self._is_connected(prefill, others) for prefill in prefills):
+            return _Ways(prefills, [], others, "no room before")
+        num_tokens = len(request.prompt_ids) // TOKEN_BYTES + request.max_tokens
+        can_stay = [candidate for candidate in prefills if num_tokens <= candidate.facts.capacity_tokens]
+        return _Ways([], can_stay, [], "no room elsewhere")
+
+    def _no_room(self, request: PlanRequest, candidates: list[Candidate]) -> NoPlan:
+        if request.prefilled_on not in self._workers:
+            return NoPlan("no_worker", "the worker that holds the finished prompt is gone")
+        return no_room([candidate for candidate in candidates if candidate.facts.can_decode])
 
     def _is_connected(self, prefill: Candidate, decodes: list[Candidate]) -> bool:
         return any((prefill.facts.id, decode.facts.id) in self._links for decode in decodes)

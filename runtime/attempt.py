@@ -11,7 +11,7 @@ import msgspec
 from dynrt.runtime.errors import DynrtError, EngineError
 from dynrt.runtime.handoff_times import HandoffTimes
 from dynrt.runtime.messages import StepTiming, TokenDelta
-from dynrt.transfer.events import FirstToken
+from dynrt.transfer.events import FirstToken, HandoffId
 
 
 class AttemptError(Exception):
@@ -21,6 +21,10 @@ class AttemptError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.lost = lost  # the incarnation that was lost, if that was why
+
+
+class NoRoomError(AttemptError):
+    """Decode had no room for the finished prompt, which waits on its prefill worker to be taken elsewhere."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -45,12 +49,17 @@ class Attempt:
         decode: str,
         chars_sent: int,
         first_token_from: Literal["prefill", "decode"] = "prefill",
+        outputs_sent: int = 0,
     ) -> None:
         self.key = key
         self.epoch = epoch
         self.prefill = prefill  # incarnations; the same for a local plan
         self.decode = decode
         self.chars_sent = chars_sent  # by earlier attempts
+        self.outputs_sent = outputs_sent  # tokens, likewise
+        self.first_token_from = first_token_from
+        self.sampled: FirstToken | None = None  # by prefill, for decode to go on behind
+        self.holds: HandoffId | None = None  # a handoff whose pins this local attempt makes use of
         self.times = HandoffTimes()
         self._decode_samples = first_token_from == "decode" and self.is_remote
         self._has_begun = False
@@ -62,7 +71,7 @@ class Attempt:
         self.take: Callable[[TokenDelta], bool] | None = None  # past the reader; False: not now
 
     @property
-    def id(self) -> tuple[bytes, int]:
+    def id(self) -> HandoffId:
         return self.key, self.epoch
 
     @property
@@ -75,7 +84,9 @@ class Attempt:
         return self._has_begun
 
     def arrive(self, arrival: Arrival) -> int:
-        """Returns how many tokens of it the reader will get."""
+        """Returns how many tokens of it the reader will get; none once the attempt has failed."""
+        if self._failure is not None:
+            return 0
         self._has_begun = True
         self._note_times(arrival)
         if arrival.delta.finish_reason == "error":
@@ -111,13 +122,25 @@ class Attempt:
         """Whether it says that the prompt to be handed off is computed."""
         return self.is_remote and arrival.incarnation == self.prefill
 
+    def moved(self, epoch: int, decode: str) -> Attempt:
+        """The same finished prompt on its way to another decode worker."""
+        moved = Attempt(
+            self.key, epoch, self.prefill, decode, self.chars_sent, self.first_token_from, self.outputs_sent
+        )
+        moved.sampled = self.sampled and msgspec.structs.replace(self.sampled, epoch=epoch)
+        moved.take = self.take
+        moved._has_begun, moved._unread = True, self._unread
+        return moved
+
     def first_token(self, arrival: Arrival) -> FirstToken | None:
         """What decode must know of this arrival: the one token from prefill, if the request goes on behind it."""
         delta = arrival.delta
         if self._decode_samples or not self.computes(arrival) or delta.finish_reason is not None:
             return None
         assert len(delta.token_ids) == 1, "prefill samples exactly one token"
-        return FirstToken(self.key, self.epoch, delta.token_ids[0], self.chars_sent + delta.num_chars)
+        chars_sent = self.chars_sent + delta.num_chars
+        self.sampled = FirstToken(self.key, self.epoch, delta.token_ids[0], chars_sent)
+        return self.sampled
 
     def pass_on(self, delta: TokenDelta) -> bool:
         """Give a delta that is text and no more to `take`, unless something waits to be read before it.
@@ -139,6 +162,11 @@ class Attempt:
         if self._failure is None:
             self._failure = failure
         self._news.set()
+
+    def no_room(self, reason: str) -> None:
+        """Decode was told to forget it. Should it have begun all the same, only a new attempt knows from where."""
+        has_begun = self.times.first_step is not None
+        self.fail(AttemptError(reason) if has_begun else NoRoomError(reason))
 
     def worker_lost(self, incarnation: str, reason: str) -> None:
         if incarnation == self.decode:

@@ -8,18 +8,19 @@ from contextlib import contextmanager
 
 from dynrt.planner.plan import PlanRequest
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
-from dynrt.runtime.errors import DynrtError, EngineError
+from dynrt.runtime.errors import DynrtError, EngineError, NoWorkerError, OverloadedError
 from dynrt.runtime.fleet import Fleet
 from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import Exposed, FirstTokenSeen, PlannerActor, Pushed, RequestEnded
 from dynrt.runtime.request_life import RequestLife, Route
-from dynrt.runtime.transfer_manager import Abandon, Computed, Gone, Open, TransferManager
+from dynrt.runtime.transfer_manager import Abandon, Computed, Gone, Move, Open, TransferManager
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import Sent
 from dynrt.transfer.ledger_effects import Decided
 
 PLAN_TIMEOUT_S = 10.0
+MOVES_LIMIT = 3  # other decode workers that are asked to take a finished prompt, a second each
 
 
 class Attempts:
@@ -59,12 +60,14 @@ class Attempts:
         arrival = Arrival(delta, worker.incarnation, report.timing)
         num_tokens = attempt.arrive(arrival)
         if attempt.computes(arrival):
-            self.transfers.tell(Computed(*attempt.id))
+            has_choice = self._fleet.has_other_decode(attempt.prefill, attempt.decode)
+            self.transfers.tell(Computed(*attempt.id, has_choice))
         first = attempt.first_token(arrival)
         if first is not None:
             self.transfers.tell(first)
         if attempt.is_remote and not attempt.times.is_complete:
             self._observe_handoff(attempt)
+        self._let_go(attempt, "its prefill worker decodes on by itself")
         return num_tokens
 
     def pushed(self, prefill: str, sent: Sent) -> None:
@@ -89,6 +92,8 @@ class Attempts:
             return
         if decided.cause == "checksum":  # not tried again: whoever asked for checksums wants to know
             attempt.fail(EngineError(f"its KV arrived corrupted and was not used: {decided.reason}"))
+        elif decided.cause == "no_room":
+            attempt.no_room(decided.reason)
         elif decided.outcome != "committed":
             attempt.fail(AttemptError(f"its handoff {decided.outcome}: {decided.reason}"))
         else:
@@ -144,11 +149,38 @@ class Attempts:
             exclude,
             life.is_admitted,
         )
+        return await self._route(request)
+
+    async def plan_move(self, life: RequestLife, held: Attempt, tried: frozenset[str]) -> Route:
+        """Where the finished prompt of `held` goes on: its prefill worker twice if it must decode by itself.
+
+        Raises OverloadedError if it cannot, AttemptError if it is gone. `tried`: decode workers without room.
+        """
+        likes = {worker.incarnation for worker in self._fleet.decodes_like(held.prefill, held.decode)}
+        allowed = likes - tried if len(tried) <= MOVES_LIMIT else set()
+        request = PlanRequest(
+            life.key,
+            life.request.salt,
+            life.known_ids,
+            life.sampling.max_tokens - len(life.output_ids),
+            exclude=frozenset(worker.incarnation for worker in self._fleet) - allowed,
+            is_admitted=True,
+            prefilled_on=held.prefill,
+        )
+        try:
+            return await self._route(request)
+        except NoWorkerError as error:
+            raise AttemptError(error.message) from error
+        except OverloadedError:
+            self._metrics.handoff_retargets.labels("rejected").inc()
+            raise
+
+    async def _route(self, request: PlanRequest) -> Route:
         try:
             plan = await self._planner.ask(request, PLAN_TIMEOUT_S)
         except BaseException:
             # Nobody waits for the plan any more, but it may have been made, or still be.
-            self._planner.tell(RequestEnded(life.key, finished=False))
+            self._planner.tell(RequestEnded(request.key, finished=False))
             raise
         decode = self._fleet.get(plan.decode)
         first_token_from = "prefill" if decode is None else decode.register.first_token_from
@@ -172,6 +204,29 @@ class Attempts:
             self._metrics.retries.inc()
         if attempt.is_remote:
             self.transfers.tell(Open(attempt.key, attempt.epoch, attempt.prefill, attempt.decode))
+        self._look_for_workers(attempt)
+
+    def move_attempt(self, held: Attempt, attempt: Attempt) -> None:
+        """The finished prompt of `held` goes on as `attempt`: elsewhere, or on its prefill worker."""
+        del self._attempts[held.id]
+        self._attempts[attempt.id] = attempt
+        if attempt.is_remote:
+            self._planner.tell(FirstTokenSeen(attempt.key))
+            self.transfers.tell(Move(*held.id, attempt.epoch, attempt.prefill, attempt.decode))
+        else:
+            attempt.holds = held.id
+        if attempt.sampled is not None:
+            self.transfers.tell(attempt.sampled)
+        self._metrics.handoff_retargets.labels("moved" if attempt.is_remote else "local").inc()
+        self._look_for_workers(attempt)
+
+    def _let_go(self, attempt: Attempt, reason: str) -> None:
+        """Of the pins under a local attempt: it has blocks of its own by now, or is over."""
+        if attempt.holds is not None:
+            self.transfers.tell(Abandon(*attempt.holds, reason))
+            attempt.holds = None
+
+    def _look_for_workers(self, attempt: Attempt) -> None:
         for incarnation in {attempt.prefill, attempt.decode}:
             if self._fleet.get(incarnation) is None:
                 attempt.worker_lost(incarnation, "it went before the request reached it")
@@ -185,6 +240,7 @@ class Attempts:
                 self.tell(incarnation, Cancel(attempt.key, attempt.epoch))
         if attempt.is_remote:
             self.transfers.tell(Abandon(attempt.key, attempt.epoch, "finished" if finished else reason))
+        self._let_go(attempt, reason)
 
     def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None:
         metrics = self._metrics

@@ -145,6 +145,20 @@ class Fleet:
         self._pairs.discard((prefill.incarnation, decode.incarnation))
         self.observer.pair_down(prefill, decode)
 
+    def has_other_decode(self, prefill: str, decode: str) -> bool:
+        """Whether `prefill` could hand off to another worker of the same kind as `decode`."""
+        return any(other.incarnation != decode for other in self.decodes_like(prefill, decode))
+
+    def decodes_like(self, prefill: str, decode: str) -> Iterator[Worker]:
+        """Connected decode workers that do with the first token what `decode` does; none if it is gone."""
+        model = self._workers.get(decode)
+        for worker in self._workers.values():
+            is_like = (
+                model is not None and worker.register.first_token_from == model.register.first_token_from
+            )
+            if is_like and (prefill, worker.incarnation) in self._pairs:
+                yield worker
+
     def pairs_to_connect(self) -> Iterator[tuple[Worker, Worker]]:
         """Eligible pairs that are not connected (yet)."""
         for prefill, decode in self._possible_pairs():

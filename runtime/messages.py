@@ -29,6 +29,7 @@ from dynrt.transfer.events import (
     RenewLease,
     Reserved,
     ReserveRefused,
+    Retarget,
     Sent,
     Stalled,
 )
@@ -186,6 +187,7 @@ ToEngine = (
     | StatusRequest
     | Shutdown
     | Arm
+    | Retarget
     | FirstToken
     | RenewLease
     | PeerQuiesced

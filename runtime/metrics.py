@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -10,6 +10,8 @@ from dynrt.planner.plan import RefusalKind
 from dynrt.runtime.messages import EngineLoad
 from dynrt.transfer.events import Cause
 from dynrt.transfer.ledger_effects import Outcome
+
+Retargeted = Literal["moved", "local", "rejected"]  # to another decode worker, nowhere, or turned away
 
 EXPOSED_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LATENCY_BUCKETS_S = (
@@ -69,6 +71,12 @@ class Metrics:
             "dynrt_handoff_failures",
             "Handoffs that were not committed, by reason",
             ["reason"],
+            registry=registry,
+        )
+        self.handoff_retargets = Counter(
+            "dynrt_handoff_retargets",
+            "Finished prompts for which decode had no room, by where they went",
+            ["outcome"],
             registry=registry,
         )
         self.decode_wait_s = Histogram(
@@ -155,6 +163,8 @@ class Metrics:
             self.handoffs.labels(outcome)
         for reason in get_args(Cause):
             self.handoff_failures.labels(reason)
+        for retarget in get_args(Retargeted):
+            self.handoff_retargets.labels(retarget)
         for source in ("computed", "cached"):
             self.prefill_tokens.labels(source)
         for kind in ("remote", "local"):

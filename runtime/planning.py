@@ -205,7 +205,7 @@ def _refused(no_plan: NoPlan) -> ContextLengthError | OverloadedError:
             return ContextLengthError(no_plan.reason, param="prompt")
         case "no_worker":
             return NoWorkerError(f"{no_plan.reason}; try again in a moment", retry_after_s=RETRY_AFTER_S)
-        case "too_slow" | "queues_full":
+        case "too_slow" | "queues_full" | "no_room":
             retry_after_s = max(1, math.ceil(no_plan.retry_after_s))
             return OverloadedError(
                 f"{no_plan.reason}; try again in {retry_after_s} s", retry_after_s=retry_after_s

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Literal, Protocol
 
 import msgspec
 
-from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
+from dynrt.runtime.attempt import Arrival, Attempt, AttemptError, NoRoomError
 from dynrt.runtime.errors import NoWorkerError, WorkerLostError
 from dynrt.runtime.messages import (
     Purpose,
@@ -41,12 +42,18 @@ class Placement(Protocol):
     async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
         """Raises NoWorkerError."""
 
+    async def plan_move(self, life: RequestLife, held: Attempt, tried: frozenset[str]) -> Route:
+        """For a finished prompt that the decode workers `tried` have no room for. Raises OverloadedError, AttemptError."""
+
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until a worker or a pair comes, or so long."""
 
     def tell(self, incarnation: str, message: ToEngine) -> None: ...
 
     def open_attempt(self, attempt: Attempt) -> None: ...
+
+    def move_attempt(self, held: Attempt, attempt: Attempt) -> None:
+        """The finished prompt of `held` goes on as `attempt`."""
 
     def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
         """Whatever still runs for it ends, on every worker."""
@@ -79,6 +86,8 @@ class RequestLife:
         self.had_output = False
         self._placement = placement
         self._sink = sink
+        self._epochs = itertools.count()
+        self._without_room: frozenset[str] = frozenset()  # decode workers, for the prompt computed last
 
     @property
     def known_ids(self) -> bytes:
@@ -91,10 +100,10 @@ class RequestLife:
         """Until it is finished. Raises DynrtError; closing it early cancels the request everywhere."""
         excluded: frozenset[str] = frozenset()
         reason = ""
-        for epoch in range(max_attempts):
-            attempt = await self._start(epoch, excluded, no_worker_wait_s)
+        for _ in range(max_attempts):
+            self._attempt = await self._start(excluded, no_worker_wait_s)
             try:
-                async for output in self._stream(attempt):
+                async for output in self._stream():
                     self.finished = output.finish_reason is not None
                     yield output
                 if self.finished:
@@ -104,17 +113,14 @@ class RequestLife:
                 excluded = frozenset({failure.lost} if failure.lost else ())
                 log.warning("request moves", extra={"request": self.request.request_id, "reason": reason})
             finally:
-                self._placement.close_attempt(attempt, self.finished, reason or "the client left")
+                self._placement.close_attempt(self._attempt, self.finished, reason or "the client left")
         raise WorkerLostError(f"gave up after {max_attempts} attempts: {reason}")
 
-    async def _start(self, epoch: int, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
+    async def _start(self, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
         route = await self._plan(excluded, no_worker_wait_s)
         self.is_admitted = True
-        attempt = Attempt(
-            self.key, epoch, route.prefill, route.decode, self.chars_sent, route.first_token_from
-        )
-        if self._sink is not None:
-            attempt.take = self._pass_on
+        self._without_room = frozenset()
+        attempt = self._attempt_on(route)
         self._placement.open_attempt(attempt)
         if attempt.is_remote:
             # Prefill starts computing at once; it does not wait for the reservation.
@@ -122,6 +128,30 @@ class RequestLife:
             self._placement.tell(route.decode, self._submit(attempt, "reserve"))
         else:
             self._placement.tell(route.decode, self._submit(attempt, "generate"))
+        return attempt
+
+    def _attempt_on(self, route: Route) -> Attempt:
+        attempt = Attempt(
+            self.key,
+            next(self._epochs),
+            route.prefill,
+            route.decode,
+            self.chars_sent,
+            route.first_token_from,
+            len(self.output_ids),
+        )
+        if self._sink is not None:
+            attempt.take = self._pass_on
+        return attempt
+
+    async def _move_on(self, held: Attempt) -> Attempt:
+        """To another decode worker, or on the prefill worker itself, which has the KV of all of the prompt."""
+        self._without_room |= {held.decode}
+        route = await self._placement.plan_move(self, held, self._without_room)
+        is_local = route.decode == held.prefill
+        attempt = self._attempt_on(route) if is_local else held.moved(next(self._epochs), route.decode)
+        self._placement.move_attempt(held, attempt)
+        self._placement.tell(attempt.decode, self._submit(attempt, "generate" if is_local else "reserve"))
         return attempt
 
     async def _plan(self, excluded: frozenset[str], wait_s: float) -> Route:
@@ -144,17 +174,22 @@ class RequestLife:
             purpose=purpose,
             prompt_ids=self.request.prompt_ids,
             sampling=self.sampling,
-            output_ids=pack_ids(self.output_ids),
-            chars_emitted=self.chars_sent,
+            output_ids=pack_ids(self.output_ids[: attempt.outputs_sent]),
+            chars_emitted=attempt.chars_sent,
             salt=self.request.salt,
             lease_s=LEASE_S,
             peer=attempt.prefill if attempt.is_remote else "",
             frame=self.request.frame,
         )
 
-    async def _stream(self, attempt: Attempt) -> AsyncIterator[GenerateOutput]:
+    async def _stream(self) -> AsyncIterator[GenerateOutput]:
         while True:
-            output = self._absorb(await attempt.read())
+            try:
+                arrivals = await self._attempt.read()
+            except NoRoomError:
+                self._attempt = await self._move_on(self._attempt)
+                continue
+            output = self._absorb(arrivals)
             yield output
             if output.finish_reason is not None:
                 return

@@ -25,10 +25,21 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Computed(msgspec.Struct, frozen=True):
-    """All of the prompt is computed: prefill's token, or the step in which it sampled one, was seen."""
+    """All of the prompt is computed: the token that prefill sampled behind it was seen."""
 
     key: bytes
     epoch: int
+    has_choice: bool  # of decode workers, should this one have no room
+
+
+class Move(msgspec.Struct, frozen=True):
+    """Hand the finished prompt, for which decode had no room, to another decode worker."""
+
+    key: bytes
+    epoch: int
+    new_epoch: int
+    prefill: str
+    decode: str
 
 
 class Abandon(msgspec.Struct, frozen=True):
@@ -56,7 +67,7 @@ class Tick(msgspec.Struct, frozen=True):
     """A deadline may have come."""
 
 
-TransferMessage = Open | Computed | FirstToken | Abandon | Said | Gone | Tick
+TransferMessage = Open | Computed | Move | FirstToken | Abandon | Said | Gone | Tick
 
 
 class TransferManager(Actor[TransferMessage]):
@@ -104,7 +115,9 @@ class TransferManager(Actor[TransferMessage]):
                 self._ledger.open((message.key, message.epoch), message.prefill, message.decode, now)
                 return []
             case Computed():
-                return self._ledger.computed((message.key, message.epoch), now)
+                return self._ledger.computed((message.key, message.epoch), message.has_choice, now)
+            case Move(key, epoch, new_epoch, prefill, decode):
+                return self._ledger.retarget((key, epoch), (key, new_epoch), prefill, decode, now)
             case FirstToken():
                 return self._ledger.first_token(message)
             case Abandon():

@@ -6,13 +6,29 @@ from collections.abc import Sequence
 
 from dynrt.transfer.decode_end import DecodeEnd
 from dynrt.transfer.effects import DecodeEffect, PrefillEffect
-from dynrt.transfer.events import Arm, CancelHandoff, FencePeer, FirstToken, PeerQuiesced, RenewLease
+from dynrt.transfer.events import (
+    Arm,
+    CancelHandoff,
+    FencePeer,
+    FirstToken,
+    PeerQuiesced,
+    RenewLease,
+    Retarget,
+)
 from dynrt.transfer.local import PrefillOpened, ReservationMade
 from dynrt.transfer.prefill_end import PrefillEnd
 
 Effects = Sequence[PrefillEffect] | Sequence[DecodeEffect]
 EndEvent = (
-    PrefillOpened | ReservationMade | Arm | FirstToken | RenewLease | PeerQuiesced | CancelHandoff | FencePeer
+    PrefillOpened
+    | ReservationMade
+    | Arm
+    | Retarget
+    | FirstToken
+    | RenewLease
+    | PeerQuiesced
+    | CancelHandoff
+    | FencePeer
 )
 
 
@@ -36,6 +52,8 @@ class HandoffEnds:
                 return self.decode.reserved(event, now)
             case Arm():
                 return self.prefill.arm(event)
+            case Retarget():
+                return self.prefill.retarget(event)
             case FirstToken():
                 return self.decode.first_token(event)
             case PeerQuiesced():

@@ -23,6 +23,7 @@ Cause = Literal[
     "fenced",  # a worker died
     "checksum",  # bytes arrived that were not sent
     "mismatch",  # the two ends disagree about the prompt's length
+    "no_room",  # the prompt was computed and decode still had no blocks for it
 ]
 
 
@@ -46,6 +47,19 @@ class Arm(HandoffMessage, frozen=True, tag=True):
     peer: str  # the decode worker's incarnation
     first_block: int
     block_ids: list[int]
+
+
+class Retarget(HandoffMessage, frozen=True, tag=True):
+    """No target came for this finished prompt: it waits for one as `new_epoch` from now on.
+
+    Only sent while no target is known. If it cannot be, Quiesced of the new epoch is the answer.
+    """
+
+    new_epoch: int
+
+    @property
+    def new_id(self) -> HandoffId:
+        return self.key, self.new_epoch
 
 
 # --- runtime to the decode end --------------------------------------------------------------------
@@ -167,7 +181,7 @@ class LeaseExpired(HandoffMessage, frozen=True, tag=True):
     peer: str  # the prefill worker's incarnation
 
 
-ToPrefillEnd = Arm | CancelHandoff | FencePeer | ConnectPeer
+ToPrefillEnd = Arm | Retarget | CancelHandoff | FencePeer | ConnectPeer
 ToDecodeEnd = FirstToken | RenewLease | PeerQuiesced | CancelHandoff | FencePeer | ConnectPeer
 FromPrefillEnd = PeerConnected | Sent | Quiesced | Stalled
 FromDecodeEnd = Reserved | ReserveRefused | Committed | Drained | LeaseExpired

@@ -30,6 +30,7 @@ from dynrt.transfer.events import (
     RenewLease,
     Reserved,
     ReserveRefused,
+    Retarget,
     Sent,
     Stalled,
 )
@@ -39,16 +40,21 @@ from dynrt.transfer.ledger_effects import Closed, Decided, Kill, LedgerEffect, O
 class LedgerLimits(msgspec.Struct, frozen=True):
     """How long the runtime waits for what, and how much it keeps."""
 
-    reserve_answer_s: float = 30.0  # Reserved or ReserveRefused after `open`
+    reserve_answer_s: float = 30.0  # Reserved or ReserveRefused after `open`, while the prompt computes
+    room_s: float = 1.0  # Reserved, once the prompt is computed, if another decode worker can be asked
+    last_room_s: float = 5.0  # the same if there is none
     push_s: float = 120.0  # Sent, once the prompt is computed
     settle_s: float = 5.0  # an end's last message, once nothing but itself keeps it from sending that
-    lease_s: float = 30.0
+    lease_s: float = 30.0  # of a reservation; and of a finished prompt that waits for another target
     max_open: int = 16384
 
 
 class Phase(Enum):
     RESERVING = auto()  # no target yet
     PUSHING = auto()  # the prefill end knows its target
+    HELD = (
+        auto()
+    )  # decode had no room and was told to forget it: the finished prompt waits for another target
     CANCELLING = auto()  # both ends were told to stop
     COMMITTED = auto()  # decode has it; the prefill end's Sent is still to come
 
@@ -110,7 +116,7 @@ class HandoffLedger:
     @property
     def quarantined_blocks(self) -> int:
         """Reserved blocks of handoffs that came to nothing, which their decode worker has not freed yet."""
-        cancelled = [handoff for handoff in self._open.values() if handoff.phase is Phase.CANCELLING]
+        cancelled = [h for h in self._open.values() if h.phase in (Phase.HELD, Phase.CANCELLING)]
         return sum(h.num_reserved for h in cancelled if h.decode_end is EndState.OPEN)
 
     def oldest_s(self, now: float) -> float:
@@ -130,18 +136,41 @@ class HandoffLedger:
         if self._renew_at is None:
             self._renew_at = now + self._limits.lease_s / 3
 
-    def computed(self, handoff_id: HandoffId, now: float) -> list[LedgerEffect]:
-        """Prefill's step with the end of the prompt is over: what is still to be sent can only be slow."""
+    def computed(self, handoff_id: HandoffId, has_choice: bool, now: float) -> list[LedgerEffect]:
+        """Prefill's last step is over: what is still to be sent can only be slow. `has_choice`: of decode workers."""
         handoff = self._open.get(handoff_id)
         if handoff is not None:
-            handoff.is_computed = True
-            self._expect_commit(handoff, now)
+            self._computed(handoff, has_choice, now)
         return []
+
+    def _computed(self, handoff: _Handoff, has_choice: bool, now: float) -> None:
+        handoff.is_computed = True
+        if handoff.phase is Phase.RESERVING:
+            limits = self._limits
+            handoff.deadline = now + (limits.room_s if has_choice else limits.last_room_s)
+        self._expect_commit(handoff, now)
+
+    def retarget(
+        self, handoff_id: HandoffId, new_id: HandoffId, prefill: str, decode: str, now: float
+    ) -> list[LedgerEffect]:
+        """After "no_room": `decode` is being asked to reserve for the prompt that `prefill` holds, as `new_id`."""
+        self.open(new_id, prefill, decode, now)
+        new, held = self._open[new_id], self._open.get(handoff_id)
+        if held is None or held.phase is not Phase.HELD:
+            new.prefill_end = EndState.ENDED
+            failed = self._cancel(new, "overdue", "the finished prompt was let go", now)
+            return [*failed, *self._relay_quiesced(new, True, now)]
+        self._computed(new, True, now)
+        held.prefill_end = EndState.ENDED  # what it still holds is the new handoff's
+        held.phase, held.deadline = Phase.CANCELLING, now + self._limits.settle_s
+        return [Send(prefill, Retarget(*handoff_id, new_id[1])), *self._close_if_over(held)]
 
     def first_token(self, token: FirstToken) -> list[LedgerEffect]:
         """The client was sent its first token, and decode goes on behind it."""
         handoff = self._open.get(token.id)
-        if handoff is None or handoff.decode_end is not EndState.OPEN or handoff.phase is Phase.CANCELLING:
+        if handoff is None or handoff.decode_end is not EndState.OPEN:
+            return []
+        if handoff.phase in (Phase.HELD, Phase.CANCELLING):
             return []
         return [Send(handoff.decode, token)]
 
@@ -171,6 +200,8 @@ class HandoffLedger:
             handoff.decode_end = EndState.LOST
         if handoff.phase is Phase.COMMITTED or (role == "prefill" and all_was_sent):
             return self._close_if_over(handoff)  # decode needs nothing more from the prefill worker
+        if handoff.phase is Phase.HELD and role == "decode":
+            return []  # it is not asked any more
         return self._cancel(handoff, "fenced", f"{role} worker {incarnation} is dead", now)
 
     # --- what the ends say ------------------------------------------------------------------------
@@ -220,7 +251,7 @@ class HandoffLedger:
 
     def _quiesced(self, handoff: _Handoff, message: Quiesced, now: float) -> list[LedgerEffect]:
         stopped: list[LedgerEffect] = []
-        if handoff.phase in (Phase.RESERVING, Phase.PUSHING):
+        if handoff.phase in (Phase.RESERVING, Phase.PUSHING, Phase.HELD):
             cause = message.cause if message.cause != "cancelled" else "refused"
             stopped = self._cancel(handoff, cause, message.reason, now)
         return [*stopped, *self._relay_quiesced(handoff, message.clean, now), *self._close_if_over(handoff)]
@@ -256,6 +287,8 @@ class HandoffLedger:
 
     def _committed(self, handoff: _Handoff, message: Committed, now: float) -> list[LedgerEffect]:
         handoff.decode_end = EndState.ENDED
+        if handoff.phase is Phase.HELD:  # it crossed our word, which ends the request there
+            return []
         if handoff.phase is not Phase.CANCELLING:
             handoff.phase, handoff.deadline = Phase.COMMITTED, now + self._limits.settle_s
         decided = Decided(handoff.id, "committed", "", message.received_at, message.host)
@@ -263,14 +296,14 @@ class HandoffLedger:
 
     def _decode_gave_up(self, handoff: _Handoff, cause: Cause, reason: str, now: float) -> list[LedgerEffect]:
         handoff.decode_end = EndState.ENDED
-        if handoff.phase is Phase.CANCELLING:
+        if handoff.phase in (Phase.HELD, Phase.CANCELLING):
             return self._close_if_over(handoff)
         if handoff.prefill_end is EndState.LOST:
             cause = "fenced"
         return self._cancel(handoff, cause, reason, now)
 
     def _lease_expired(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
-        if handoff.phase is Phase.CANCELLING:
+        if handoff.phase in (Phase.HELD, Phase.CANCELLING):
             return []
         return self._cancel(handoff, "lease", "the decode worker's lease expired", now)
 
@@ -297,7 +330,8 @@ class HandoffLedger:
         self._renew_at = now + self._limits.lease_s / 3 if self._open else None
         by_decode: dict[str, list[HandoffId]] = {}
         for handoff in self._open.values():
-            if handoff.decode_end is EndState.OPEN and handoff.phase is not Phase.CANCELLING:
+            is_wanted = handoff.phase not in (Phase.HELD, Phase.CANCELLING)
+            if handoff.decode_end is EndState.OPEN and is_wanted:
                 by_decode.setdefault(handoff.decode, []).append(handoff.id)
         return [Send(decode, RenewLease(ids, self._limits.lease_s)) for decode, ids in by_decode.items()]
 
@@ -306,6 +340,10 @@ class HandoffLedger:
             del self._open[handoff.id]
             return []
         match handoff.phase:
+            case Phase.RESERVING if handoff.is_computed:
+                return self._hold(handoff, now)
+            case Phase.HELD:
+                return self._cancel(handoff, "overdue", "nobody took the finished prompt", now)
             case Phase.RESERVING:
                 reason = f"no answer to the reservation in {self._limits.reserve_answer_s:g} s"
                 return self._cancel(handoff, "overdue", reason, now)
@@ -314,6 +352,16 @@ class HandoffLedger:
             case Phase.CANCELLING | Phase.COMMITTED:
                 handoff.deadline = now + self._limits.settle_s
                 return self._kill(handoff)
+
+    def _hold(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+        """Decode forgets it, now: with no target known, nothing can have been written there."""
+        handoff.phase, handoff.deadline = Phase.HELD, now + self._limits.lease_s
+        reason = "decode had no room for the finished prompt"
+        return [
+            *handoff.decide("no_room", reason),
+            Send(handoff.decode, CancelHandoff(*handoff.id, reason)),
+            Send(handoff.decode, PeerQuiesced(*handoff.id)),
+        ]
 
     def _too_slow(self, handoff: _Handoff) -> str:
         if handoff.kv_bytes is None:

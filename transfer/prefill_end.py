@@ -14,7 +14,7 @@ import msgspec
 from dynrt.transfer.bounded import BoundedDict
 from dynrt.transfer.coalescing import Pacing
 from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
-from dynrt.transfer.events import Arm, CancelHandoff, Cause, HandoffId, Quiesced, Sent, Stalled
+from dynrt.transfer.events import Arm, CancelHandoff, Cause, HandoffId, Quiesced, Retarget, Sent, Stalled
 from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
 from dynrt.transfer.notifications import encode_quiesced
 from dynrt.transfer.units import UnitRange
@@ -62,6 +62,7 @@ class _Extent:
 @dataclass
 class _Handoff:
     id: HandoffId
+    source_id: HandoffId  # as it was opened: the engine knows its blocks by that
     number: int  # in the order in which they were opened
     state: PrefillState = PrefillState.COMPUTING
     arm: Arm | None = None
@@ -103,9 +104,10 @@ class PrefillEnd:
         self._layer_block_bytes = layer_block_bytes
         self._pacing = Pacing(num_layers)
         self._open: dict[HandoffId, _Handoff] = {}
+        self._moved: dict[HandoffId, HandoffId] = {}  # what the engine calls a retargeted one: its present id
         self._ended: BoundedDict[HandoffId, None] = BoundedDict(TOMBSTONES)
         self._step: list[_Extent] = []  # extents that the current step completes
-        self._step_ids: list[HandoffId] = []
+        self._step_ids: list[HandoffId] = []  # as the engine calls them
         self._num_opened = 0
         self.layers_per_push = 1  # in the current step: between these, a layer has nothing posted
         self._windows = Windows()
@@ -151,10 +153,12 @@ class PrefillEnd:
         for extent in self._step:
             assert extent.layers_written == layer, f"layer {layer} came after {extent.layers_written} layers"
             extent.layers_written = layer + 1
-        return [effect for handoff_id in self._step_ids for effect in self._progressed(handoff_id)]
+        handoff_ids = [self._moved.get(source_id, source_id) for source_id in self._step_ids]
+        return [effect for handoff_id in handoff_ids for effect in self._progressed(handoff_id)]
 
     def _announced(self, ready: BlocksReady) -> list[PrefillEffect]:
-        handoff = self._open.get((ready.key, ready.epoch))
+        source_id = ready.key, ready.epoch
+        handoff = self._open.get(self._moved.get(source_id, source_id))
         if handoff is None:  # ended meanwhile; the engine pinned these blocks all the same
             return [Order(ReleaseBlocks(ready.key, ready.epoch))]
         assert ready.first_block <= handoff.num_announced, f"blocks before {ready.first_block} never came"
@@ -172,7 +176,7 @@ class PrefillEnd:
         handoff.extents.append(extent)
         if not written:
             self._step.append(extent)
-            self._step_ids.append(handoff.id)
+            self._step_ids.append(handoff.source_id)
 
     # --- from the runtime -------------------------------------------------------------------------
 
@@ -185,6 +189,21 @@ class PrefillEnd:
             return []
         handoff.arm, handoff.state = event, PrefillState.PUSHING
         return self._progressed(event.id)
+
+    def retarget(self, event: Retarget) -> list[PrefillEffect]:
+        """What was computed waits for another target, under a new epoch; the engine's pins stay as they are."""
+        if self.knows(event.new_id):
+            return []
+        handoff = self._open.get(event.id)
+        if handoff is None or handoff.state is not PrefillState.COMPUTING:
+            self._ended[event.new_id] = None
+            return [Tell(Quiesced(*event.new_id, "the prompt that was to be moved is over"))]
+        del self._open[event.id]
+        self._ended[event.id] = None
+        handoff.id = event.new_id
+        self._open[handoff.id] = handoff
+        self._moved[handoff.source_id] = handoff.id
+        return []
 
     def cancel(self, event: CancelHandoff) -> list[PrefillEffect]:
         """Post nothing more. Ended and unknown handoffs are quiet already, and stay so."""
@@ -318,7 +337,7 @@ class PrefillEnd:
         handoff = self._open.get(handoff_id)
         if handoff is None:
             self._num_opened += 1
-            handoff = self._open[handoff_id] = _Handoff(handoff_id, self._num_opened)
+            handoff = self._open[handoff_id] = _Handoff(handoff_id, handoff_id, self._num_opened)
         return handoff
 
     def _unpost(self, handoff: _Handoff) -> None:
@@ -376,5 +395,6 @@ class PrefillEnd:
     def _end(self, handoff: _Handoff, message: Sent | Quiesced) -> list[PrefillEffect]:
         del self._open[handoff.id]
         self._unpost(handoff)
+        self._moved.pop(handoff.source_id, None)
         self._ended[handoff.id] = None
-        return [Order(ReleaseBlocks(*handoff.id)), Tell(message)]
+        return [Order(ReleaseBlocks(*handoff.source_id)), Tell(message)]

@@ -19,7 +19,9 @@ from dynrt.transfer.events import (
     FirstToken,
     FromDecodeEnd,
     FromPrefillEnd,
+    HandoffId,
     PeerConnected,
+    Retarget,
 )
 from dynrt.transfer.local import BlocksReady, ReservationMade, ToCompute
 from dynrt.transfer.prefill_end import PrefillEnd, Write
@@ -32,6 +34,7 @@ CONNECT_S = (0.001, 0.05)
 TRACED = {
     ReservationMade: "reserved",
     Arm: "armed",
+    Retarget: "retargeted",
     FirstToken: "first token known",
     CancelHandoff: "handoff cancelled",
 }
@@ -73,6 +76,7 @@ class SimTransfer:
         self._decode = DecodeEnd(1, NUM_LAYERS, "simulated", takes_first_token=takes_first_token)
         self._ends = HandoffEnds(self._prefill, self._decode)
         self._is_polling = False
+        self._sources: dict[HandoffId, HandoffId] = {}  # of retargeted handoffs: what the engine calls them
         fabric.engines[incarnation] = self
 
     @property
@@ -95,6 +99,8 @@ class SimTransfer:
         if isinstance(event, ConnectPeer):
             self._connect(event)
             return
+        if isinstance(event, Retarget):
+            self._sources[event.new_id] = self._sources.get(event.id, event.id)
         self._do(self._ends.on_event(event, self._now()))
         if type(event) in TRACED:
             self._trace(TRACED[type(event)])
@@ -120,8 +126,9 @@ class SimTransfer:
 
     def _post(self, write: Write) -> None:
         layers = range(write.units.first_layer, write.units.first_layer + write.units.num_layers)
+        owner = self._sources.get(write.id, write.id)
         content = [
-            (target, layer, self._memory.read(write.id, source, layer))
+            (target, layer, self._memory.read(owner, source, layer))
             for source, target in zip(write.source_ids, write.target_ids, strict=True)
             for layer in layers
         ]

@@ -217,7 +217,7 @@ class World:
             if worker.outbox and self.rng.random() < 0.7:
                 said = worker.outbox.popleft()
                 if isinstance(said, FirstToken):
-                    self._effects(self.ledger.computed(said.id, self.now))
+                    self._effects(self.ledger.computed(said.id, True, self.now))
                     self._effects(self.ledger.first_token(said))
                 else:
                     self._effects(self.ledger.on_message(worker.name, said, self.now))

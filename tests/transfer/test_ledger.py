@@ -77,7 +77,7 @@ def test_the_ordinary_way() -> None:
 
 def test_it_is_closed_only_when_the_prefill_end_is_through_as_well() -> None:
     ledger = pushing()
-    ledger.computed(ID, 2.0)
+    ledger.computed(ID, has_choice=True, now=2.0)
     assert hear(ledger, COMMITTED) == [Decided(ID, "committed", "", 3.5, "here")]
     assert hear(ledger, SENT) == [Closed(ID, 800)]
 
@@ -152,7 +152,7 @@ def test_a_dead_prefill_worker_is_fenced_at_decode() -> None:
 
 def test_a_prefill_worker_that_dies_after_its_work_costs_nothing() -> None:
     ledger = pushing()
-    ledger.computed(ID, 2.0)
+    ledger.computed(ID, has_choice=True, now=2.0)
     hear(ledger, SENT)
     assert ledger.worker_lost("p", 2.0) == [Send("d", FencePeer("p"))]
     assert hear(ledger, COMMITTED) == [Decided(ID, "committed", "", 3.5, "here"), Closed(ID, 800)]
@@ -209,7 +209,7 @@ def is_renewal(effect: LedgerEffect) -> bool:
 
 def test_a_decode_end_that_was_sent_everything_must_commit_in_time() -> None:
     ledger = pushing()
-    ledger.computed(ID, 2.0)
+    ledger.computed(ID, has_choice=True, now=2.0)
     hear(ledger, SENT)
     assert ledger.next_deadline() == 2.0 + LIMITS.settle_s
     decided, *sends = ledger.on_time(7.0)
@@ -270,7 +270,7 @@ def test_writes_that_do_not_end_cancel_both_ends_and_then_either_worker_may_be_t
 
 def test_once_the_prompt_is_computed_sending_it_has_a_limit() -> None:
     ledger = pushing()
-    ledger.computed(ID, 2.0)
+    ledger.computed(ID, has_choice=True, now=2.0)
     assert [e for e in ledger.on_time(121.0) if not is_renewal(e)] == []
     overdue = [e for e in ledger.on_time(122.0) if not is_renewal(e)]
     assert overdue[0] == lost("overdue", "not all was sent 120 s after the prompt was computed")
