@@ -12,7 +12,7 @@ import msgspec
 
 from dynrt.engines.config import EngineConfig, SimConfig, engine_args_of
 from dynrt.engines.models.resolve import prepare
-from dynrt.engines.vllm.environment import vllm_environment
+from dynrt.engines.vllm.environment import prepare_process
 from dynrt.runtime.logs import set_up_logs
 from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.ucx import ucx_environment
@@ -28,11 +28,12 @@ def run_engine(arguments: argparse.Namespace) -> int:
     one_host = not arguments.join.startswith("tcp://")
     os.environ.update(ucx_environment(one_host=one_host) | config.transfer.ucx)
     if config.kind == "vllm":
-        os.environ.update(vllm_environment(config))
+        prepare_process(config)
     from dynrt.engines.process import EngineProcess
 
     EngineProcess(config, arguments.join, arguments.spawn_token).run()
-    gc.freeze()  # else Python's last collection walks through all of torch: more than a second for nothing
+    if config.kind != "vllm":  # Triton's bindings print every object of theirs that is not collected
+        gc.freeze()  # else Python's last collection walks through all of torch: more than a second for nothing
     return 0
 
 

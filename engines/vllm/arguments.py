@@ -87,7 +87,7 @@ def _defaults(config: EngineConfig) -> dict[str, Any]:
         else config.kv_blocks + 1,  # and the null block
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        "seed": 0,
+        "use_tqdm_on_load": False,
     } | (on_cpu if current_platform.is_cpu() else {})
 
 

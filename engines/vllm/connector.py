@@ -17,7 +17,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.v1.core.block_pool import BlockPool
@@ -129,9 +128,6 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         if self._grows and not self._link.layout.is_written_early:
             self._tell_written(layer_name)
-
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        return KVConnectorTransferResults(finished_recving=self._link.handoffs.take_loaded())
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Loads are the transfer thread's."""

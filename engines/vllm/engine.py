@@ -93,7 +93,7 @@ class VllmEngine:
     def commit(self, key: bytes, epoch: int, first_token: int | None) -> None:
         assert first_token is None, "this engine samples the first token itself"
         self._is_stuck = False
-        self._link.handoffs.close_receive(self._requests[key, epoch].name)
+        self._end_load(self._requests[key, epoch].name)
 
     def release(self, key: bytes, epoch: int) -> None:
         self._is_stuck = False
@@ -121,23 +121,27 @@ class VllmEngine:
     def _abort(self, key: bytes, epoch: int) -> None:
         self._is_stuck = False
         name = self._requests.pop((key, epoch)).name
+        self._end_load(name)
         self._llm.abort_request([name], internal=True)
-        self._link.handoffs.close_receive(name)
         if not self._link.handoffs.has_pins((key, epoch)):
             self._link.handoffs.close_prefill((key, epoch))
+
+    def _end_load(self, name: str) -> None:
+        """Tell the scheduler what it would else hear from the worker's half, at the end of the step to come."""
+        if self._link.handoffs.close_receive(name):
+            self._scheduler.finished_recving_kv_req_ids.add(name)
 
     # --- steps ------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
         handoffs = self._link.handoffs
-        if self._refused or self._cache.has_events() or handoffs.has_untaken or handoffs.has_loaded:
+        if self._refused or self._cache.has_events() or handoffs.has_untaken:
             return True
         has_active = len(self._scheduler.requests) > handoffs.num_reserved
         return not self._is_stuck and (has_active or bool(self._scheduler.finished_req_ids))
 
     def step(self, hook: LayerHook) -> StepOutput:
         started_at = time.perf_counter()
-        tells_loaded = self._link.handoffs.has_loaded
         self._link.hook, self._link.step = hook, StepSeen()
         try:
             outputs = self._llm.step()
@@ -146,7 +150,7 @@ class VllmEngine:
         seen = self._link.step
         self._num_preemptions += seen.num_preempted
         tokens = [*self._take_refused(), *(token for output in outputs for token in self._tokens(output))]
-        if not (outputs or tells_loaded or seen.num_preempted or seen.num_tokens):
+        if not (outputs or seen.num_preempted or seen.num_tokens):
             self._nothing_happened()
         return StepOutput(tokens, self._cache.take_events(), self.load(), _timing(seen, started_at))
 

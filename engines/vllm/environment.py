@@ -1,17 +1,28 @@
-"""Environment variables that vLLM and OpenMP read when they are imported."""
+"""What vLLM and OpenMP read when they are imported: environment variables, and where vLLM's log goes."""
 
 from __future__ import annotations
+
+import logging
+import os
 
 from dynrt.engines.config import EngineConfig
 
 
-def vllm_environment(config: EngineConfig) -> dict[str, str]:
-    """What an engine process sets before it imports vLLM."""
+def prepare_process(config: EngineConfig) -> None:
+    """Before anything imports vLLM or torch."""
+    os.environ.update(_variables(config))
+    vllm_log, our_log = logging.getLogger("vllm"), logging.getLogger("dynrt")
+    vllm_log.handlers[:] = our_log.handlers
+    vllm_log.propagate = False
+    vllm_log.setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"))
+
+
+def _variables(config: EngineConfig) -> dict[str, str]:
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler, worker and connector in the compute thread
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine of a host binds itself to the same core
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",  # whole hashes: 64 bits of them may collide
-        "VLLM_CONFIGURE_LOGGING": "0",  # its records go to our handler
+        "VLLM_CONFIGURE_LOGGING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the model is a directory
     }

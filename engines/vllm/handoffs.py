@@ -41,7 +41,6 @@ class Handoffs:
         self._prefills: dict[str, _Prefill] = {}
         self._prefill_names: dict[RequestId, str] = {}
         self._receives: dict[str, _Receive] = {}
-        self._loaded: set[str] = set()
 
     # --- prefill end ------------------------------------------------------------------------------
 
@@ -95,11 +94,6 @@ class Handoffs:
         """A reservation was made that nobody took yet."""
         return any(receive.made is not None and not receive.is_taken for receive in self._receives.values())
 
-    @property
-    def has_loaded(self) -> bool:
-        """vLLM is still to be told that a prompt is loaded."""
-        return bool(self._loaded)
-
     def open_receive(self, name: str, num_tokens: int) -> None:
         self._receives[name] = _Receive(num_tokens)
 
@@ -126,16 +120,10 @@ class Handoffs:
         receive = self._receives.get(name)
         return receive is not None and receive.is_taken
 
-    def close_receive(self, name: str) -> None:
-        """Its blocks are filled, or given back: vLLM must hear that nothing is loaded into them any more."""
+    def close_receive(self, name: str) -> bool:
+        """Nothing is loaded for it any more: it is complete, or given up. Whether vLLM holds blocks for it by now."""
         receive = self._receives.pop(name, None)
-        if receive is not None and receive.made is not None:
-            self._loaded.add(name)
-
-    def take_loaded(self) -> set[str]:
-        """The requests that vLLM must be told of, each once."""
-        loaded, self._loaded = self._loaded, set()
-        return loaded
+        return receive is not None and receive.made is not None
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
