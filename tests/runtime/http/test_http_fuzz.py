@@ -1,63 +1,63 @@
-"""Whatever JSON is posted, the answer is a 200 or a 4xx in the envelope; whatever bytes, a 400."""
+"""Whatever is posted to a route, the answer is one that it documents, in the envelope if it is an error."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from aiohttp.test_utils import TestClient, TestServer
+import aiohttp
+from fuzz_inputs import JSON, bodies, raw_bodies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted_backend import ScriptedBackend
 
 from dynrt.runtime.errors import InvalidRequestError
-from dynrt.runtime.http.app import create_app
 from dynrt.runtime.http.body import decode_object
+from dynrt.runtime.http.operations import OPERATIONS
 from dynrt.runtime.http.unsupported import CHAT, COMPLETIONS
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-READ = [
-    "model", "messages", "prompt", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "seed",
-    "temperature", "top_p", "top_k", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "cache_salt", "dynrt",
-    "include_stop_str_in_output", "add_generation_prompt", "chat_template_kwargs", "add_special_tokens",
-]  # fmt: skip
-MESSAGE = st.fixed_dictionaries(
-    {},
-    optional={
-        "role": JSON | st.sampled_from(["system", "user", "assistant", "developer", "tool"]),
-        "content": JSON
-        | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON}), max_size=2),
-        "tool_calls": JSON,
-    },
-)
-BODY = st.fixed_dictionaries(
-    {
-        "messages": JSON | st.lists(MESSAGE, max_size=3),
-        "prompt": JSON | st.text() | st.lists(st.integers(0, 1100)),
-    },
-    optional=dict.fromkeys({*READ, *CHAT, *COMPLETIONS} - {"messages", "prompt"}, JSON),
+POSTED = {path: operation for (method, path), operation in OPERATIONS.items() if method == "POST"}
+ENVELOPES = ({"error"}, {"type", "error", "request_id"})  # OpenAI's, Anthropic's
+TYPES = st.sampled_from(["application/json"] * 6 + ["text/plain", "application/x+json", "", "é"])
+
+fuzzing = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]), body=BODY | JSON)
-async def test_no_json_body_is_a_server_error(path: str, body: Any) -> None:
-    async with TestClient(TestServer(create_app(ScriptedBackend()))) as client:
-        response = await client.post(
-            path, data=json.dumps(body), headers={"Content-Type": "application/json"}
-        )
-        assert response.status in (200, 400, 404)
-        answer = await response.read()
-        if response.status != 200:
-            assert json.loads(answer)["error"]["message"]
+def names_of(path: str) -> set[str]:
+    """The fields that a route reads or refuses by name."""
+    return {*(POSTED[path].body or {}).get("properties", ()), *CHAT, *COMPLETIONS, "stream", "stream_options"}
+
+
+async def is_documented(response: aiohttp.ClientResponse, path: str) -> None:
+    answer = await response.read()
+    if response.status == 200:
+        if response.content_type == "text/event-stream":
+            assert answer.endswith(b"\n\n")
+        else:
+            json.loads(answer)
+        return
+    assert response.status in {*POSTED[path].errors, 401, 431}, answer
+    error = json.loads(answer)
+    assert set(error) in ENVELOPES and error["error"]["message"] and error["error"]["type"]
+
+
+@settings(fuzzing, max_examples=400)
+@given(st.data())
+async def test_no_json_body_is_a_server_error(client: aiohttp.ClientSession, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(POSTED)))
+    body: Any = data.draw(bodies(names_of(path)) | JSON)
+    async with client.post(path, json=body) as response:
+        await is_documented(response, path)
+
+
+@settings(fuzzing, max_examples=200)
+@given(st.data())
+async def test_no_bytes_are_a_server_error(client: aiohttp.ClientSession, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(POSTED)))
+    raw, media_type = data.draw(raw_bodies(names_of(path))), data.draw(TYPES)
+    async with client.post(path, data=raw, headers={"Content-Type": media_type}) as response:
+        await is_documented(response, path)
 
 
 @given(st.binary(max_size=64))
