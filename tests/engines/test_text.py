@@ -305,3 +305,22 @@ def test_a_stop_string_never_shows_and_nothing_else_is_lost(output: list[int], s
     else:
         assert plain.startswith(text + stream.stopped)
     assert not any(stop in text for stop in stops)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["▁Hello", "▁", "▁world", "lo", "!", "<s>", "<0xF0>", "<0x9F>", "<0x21>"]),
+        max_size=16,
+    ),
+    st.lists(st.sampled_from(["o!", " world", "!!", "\ufffd!"]), max_size=2),
+    st.sampled_from([(), ("▁Hello",), ("<0xF0>",)]),
+    st.booleans(),
+)
+def test_sentencepiece_streams_as_it_comes_whole(
+    words: list[str], stops: list[str], prompt: tuple[str, ...], strips: bool
+) -> None:
+    tokenizer = sentencepiece(strips=strips)
+    output = sp_ids(*words)
+    streamed, at_once = (TextStream.resume(tokenizer, sp_ids(*prompt), [], 0, stop=stops) for _ in range(2))
+    assert stream_text(streamed, [[i] for i in output]) == stream_text(at_once, [output])
+    assert streamed.stopped == at_once.stopped
