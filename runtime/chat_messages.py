@@ -27,6 +27,7 @@ def template_messages(
         clean["content"] = _parts(texts) if wants_parts else "\n".join(texts)
         if clean.get("role") == "developer" and not knows_developer:
             clean["role"] = "system"
+        _without_functions(clean)
         if "tool_calls" in clean:
             clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"messages[{index}].tool_calls")
         prepared.append(clean)
@@ -39,6 +40,15 @@ def _with_reasoning(message: Message) -> Message:
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _without_functions(message: Message) -> None:
+    """The names of tools and their calls from before tools were called so, which no template knows."""
+    if message.get("role") == "function":
+        message["role"] = "tool"
+    call = message.pop("function_call", None)
+    if call is not None and "tool_calls" not in message:
+        message["tool_calls"] = [{"type": "function", "function": call}]
 
 
 def _texts(content: Any, param: str) -> list[str]:

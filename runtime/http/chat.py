@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from dynrt.runtime.http.backend import BACKEND
+from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
+from dynrt.runtime.http.chat_reply import ChatReply
+from dynrt.runtime.http.conversation import MESSAGES
 from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.model_limits import complete_sampling, sampling_for_model
 from dynrt.runtime.http.models import find_model
-from dynrt.runtime.http.parameters import complete_sampling, read_parameters
-from dynrt.runtime.http.replies import ChatReply
-from dynrt.runtime.http.serve import Job, make_job, serve
+from dynrt.runtime.http.parameters import SHARED, read_parameters
+from dynrt.runtime.http.replies import Reply, Shown
+from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, described, integer
+from dynrt.runtime.http.sampling import MAX_LOGPROBS
+from dynrt.runtime.http.serve import Job, make_job, serve, shown
 from dynrt.runtime.http.unsupported import CHAT, refuse_unsupported
 
-MAX_MESSAGES = 10_000  # each takes the event loop some microseconds
-ROLES = ("system", "developer", "user", "assistant")
-OWN_TEMPLATE_NAMES = (
-    "messages",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tools",
-)  # given to the template by their own fields
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# given to the template by their own fields
+OWN_TEMPLATE_NAMES = ("messages", "add_generation_prompt", "continue_final_message", "tools")
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """What the chat template is given."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: dict[str, Any]
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -31,21 +42,46 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 async def _prepare(request: web.Request) -> Job:
     fields = Fields(await read_object(request), Problems())
-    messages = read_messages(fields)
-    asked = read_parameters(fields)
-    add_generation_prompt = fields.boolean("add_generation_prompt", True)
-    template_kwargs = read_template_kwargs(fields)
+    conversation = _read_conversation(fields)
+    logprobs = _read_logprobs(fields)
+    asked = read_parameters(fields, logprobs=logprobs)
     refuse_unsupported(fields, CHAT)
     fields.problems.raise_if_any()
     backend = request.app[BACKEND]
     card = find_model(backend, asked.model)
-    prompt_ids = await backend.encode_chat(
-        messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
+    sampling = await sampling_for_model(asked, backend, card)
+    prompt_ids = await _encode(backend, conversation)
+    complete = complete_sampling(
+        asked, sampling, card, len(prompt_ids) // 4, prompt_param="messages", default_max_tokens=None
     )
-    sampling = complete_sampling(
-        asked, card, len(prompt_ids) // 4, prompt_param="messages", default_max_tokens=None
+    make_reply = partial(_reply, shown(asked, backend, logprobs), prompt_ids)
+    return make_job(request, asked, card, [(prompt_ids, complete)], make_reply)
+
+
+async def _encode(backend: Backend, conversation: Conversation) -> bytes:
+    return await backend.encode_chat(
+        conversation.messages,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        template_kwargs=conversation.template_kwargs,
     )
-    return make_job(request, asked, card, [(prompt_ids, sampling)], ChatReply)
+
+
+def _reply(shows: Shown, prompt_ids: bytes, request_id: str, created: int, model: str) -> Reply:
+    return ChatReply(f"chatcmpl-{request_id}", created, model, shows, prompt_ids)
+
+
+def _read_conversation(fields: Fields) -> Conversation:
+    messages = MESSAGES.read(fields)
+    continues = CONTINUE_FINAL_MESSAGE.read(fields)
+    begins = fields.boolean("add_generation_prompt", not continues)
+    if continues and begins:
+        fields.refuse("continue_final_message", "it must be false where add_generation_prompt is true")
+    if continues and messages and messages[-1].get("role") != "assistant":
+        fields.refuse("continue_final_message", "it must be false, or the last message be the assistant's")
+    effort = REASONING_EFFORT.read(fields)
+    kwargs = ({} if effort is None else {"reasoning_effort": effort}) | TEMPLATE_KWARGS.read(fields)
+    return Conversation(messages, begins and not continues, continues, kwargs)
 
 
 def read_template_kwargs(fields: Fields) -> dict[str, Any]:
@@ -56,45 +92,41 @@ def read_template_kwargs(fields: Fields) -> dict[str, Any]:
     return kwargs.values
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The messages, checked; the prompt encoder gives them the form that the model's template wants."""
-    messages = fields.values.get("messages")
-    if not isinstance(messages, list) or not 1 <= len(messages) <= MAX_MESSAGES:
-        fields.refuse("messages", f"it must be a list of at least one message and at most {MAX_MESSAGES}")
-        return []
-    return [
-        _read_message(message, fields.problems, f"messages[{index}]")
-        for index, message in enumerate(messages)
-    ]
+def _read_logprobs(fields: Fields) -> int | None:
+    """How many alternatives are to be told with each token; None: no log probabilities."""
+    wanted, top = LOGPROBS.read(fields), TOP_LOGPROBS.read(fields)
+    if top and not wanted:
+        fields.refuse("top_logprobs", "it must be left out, or logprobs be true")
+    return top if wanted else None
 
 
-def _read_message(value: object, problems: Problems, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        problems.add(path, f'{path} must be an object such as {{"role": "user", "content": "..."}}')
-        return {}
-    message = Fields(value, problems, path)
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        message.refuse("role", f"it must be one of {', '.join(ROLES)}; tool messages are not supported yet")
-        return {}
-    for name in ("tool_calls", "function_call", "audio"):
-        if value.get(name):
-            message.refuse(name, f"it must be left out: {name} is not supported yet")
-    _check_content(message, role)
-    return value
+def _read_reasoning_effort(fields: Fields) -> str | None:
+    effort = fields.values.get("reasoning_effort")
+    if effort is None or effort in REASONING_EFFORTS:
+        return effort
+    fields.refuse("reasoning_effort", f"it must be one of {', '.join(REASONING_EFFORTS)}")
+    return None
 
 
-def _check_content(message: Fields, role: str) -> None:
-    content = message.values.get("content")
-    if isinstance(content, list) and content:
-        for index, part in enumerate(content):
-            _check_part(part, message.problems, f"{message.param('content')}[{index}]")
-    elif not isinstance(content, str) and (content is not None or role != "assistant"):
-        message.refuse("content", "it must be a string or a list of text parts")
+LOGPROBS = boolean("logprobs", "Log probabilities of the answer's tokens.", False)
+TOP_LOGPROBS = integer("top_logprobs", "With logprobs: so many alternatives per token.", 0, 0, MAX_LOGPROBS)
+ADD_GENERATION_PROMPT = boolean("add_generation_prompt", "End the prompt with what begins an answer.", True)
+CONTINUE_FINAL_MESSAGE = boolean(
+    "continue_final_message", "Go on with the last message, the assistant's, instead of a new one.", False
+)
+TEMPLATE_KWARGS = Parameter(
+    "chat_template_kwargs",
+    described({"type": ["object", "null"]}, "Further variables of the model's chat template."),
+    read_template_kwargs,
+)
+REASONING_EFFORT = Parameter(
+    "reasoning_effort",
+    described({"enum": [*REASONING_EFFORTS, None]}, "A variable of the chat template; not all heed it."),
+    _read_reasoning_effort,
+)
 
-
-def _check_part(value: object, problems: Problems, path: str) -> None:
-    if not (isinstance(value, dict) and value.get("type") == "text" and isinstance(value.get("text"), str)):
-        problems.add(
-            path, f'{path} must be {{"type": "text", "text": "..."}}; other kinds of part are not supported'
-        )
+PARAMETERS: tuple[Parameter[Any], ...] = (
+    MESSAGES, *SHARED, LOGPROBS, TOP_LOGPROBS, ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS,
+    REASONING_EFFORT,
+)  # fmt: skip
+CHAT_SCHEMA = body_schema("ChatCompletionRequest", "A conversation to go on with.", PARAMETERS, ["messages"])

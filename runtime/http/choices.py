@@ -149,3 +149,20 @@ def joined(parts: Sequence[GenerateOutput]) -> GenerateOutput:
         logprobs=logprobs or None,
         prompt_logprobs=parts[0].prompt_logprobs,
     )
+
+
+async def without_tokens(outputs: AsyncIterator[IndexedOutput]) -> AsyncIterator[IndexedOutput]:
+    """`outputs` of requests for no tokens, without the one that engines make: nothing of it is told or counted."""
+    async for index, output in outputs:
+        finish = "length" if output.finish_reason in ("stop", "length") else output.finish_reason
+        yield (
+            index,
+            msgspec.structs.replace(
+                output,
+                token_ids=[],
+                text="",
+                logprobs=None,
+                finish_reason=finish,
+                stop_reason=None,
+            ),
+        )

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
-from dynrt.runtime.http.fields import Fields, Problems, shown
+from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.fields import shown as quoted
+from dynrt.runtime.http.model_limits import check_vocabulary, complete_sampling, sampling_for_model
 from dynrt.runtime.http.models import find_model
-from dynrt.runtime.http.parameters import (
-    MAX_CHOICES,
-    are_token_ids,
-    check_vocabulary,
-    complete_sampling,
-    read_parameters,
-)
-from dynrt.runtime.http.replies import TextReply
-from dynrt.runtime.http.serve import Job, make_job, serve
+from dynrt.runtime.http.parameters import MAX_CHOICES, SHARED, read_parameters
+from dynrt.runtime.http.replies import Reply, Shown
+from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, described
+from dynrt.runtime.http.sampling import MAX_LOGPROBS, are_token_ids
+from dynrt.runtime.http.serve import Job, make_job, serve, shown
+from dynrt.runtime.http.text_reply import TextPrompt, TextReply
 from dynrt.runtime.http.unsupported import COMPLETIONS, refuse_unsupported
-from dynrt.runtime.messages import pack_ids
+from dynrt.runtime.messages import pack_ids, unpack_ids
 from dynrt.runtime.requests import ModelCard
 
 DEFAULT_MAX_TOKENS = 16
@@ -34,22 +34,37 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 async def _prepare(request: web.Request) -> Job:
     fields = Fields(await read_object(request), Problems())
-    prompts = read_prompts(fields)
-    asked = read_parameters(fields)
-    add_special_tokens = fields.boolean("add_special_tokens", True)
+    prompts, echo, logprobs = PROMPT.read(fields), ECHO.read(fields), LOGPROBS.read(fields)
+    asked = read_parameters(
+        fields,
+        logprobs=logprobs,
+        echo_logprobs=logprobs if echo else None,
+        least_max_tokens=0 if echo else 1,
+    )
+    add_special_tokens = ADD_SPECIAL_TOKENS.read(fields)
     refuse_unsupported(fields, COMPLETIONS)
     _check_choices(fields, len(prompts), asked.n)
     fields.problems.raise_if_any()
     backend = request.app[BACKEND]
     card = find_model(backend, asked.model)
+    sampling = await sampling_for_model(asked, backend, card)
     packed = [await _prompt_ids(backend, card, prompt, add_special_tokens) for prompt in prompts]
-    samplings = [
+    completed = [
         complete_sampling(
-            asked, card, len(ids) // 4, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
+            asked, sampling, card, len(ids) // 4, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
         )
         for ids in packed
     ]
-    return make_job(request, asked, card, list(zip(packed, samplings, strict=True)), TextReply)
+    echoes = [await _echo(backend, prompt) if echo else None for prompt in prompts]
+    texts = [TextPrompt(unpack_ids(ids), text) for ids, text in zip(packed, echoes, strict=True)]
+    make_reply = partial(_reply, shown(asked, backend, logprobs), texts, asked.n)
+    return make_job(request, asked, card, list(zip(packed, completed, strict=True)), make_reply)
+
+
+def _reply(
+    shows: Shown, prompts: list[TextPrompt], n: int, request_id: str, created: int, model: str
+) -> Reply:
+    return TextReply(f"cmpl-{request_id}", created, model, shows, prompts, n)
 
 
 def read_prompts(fields: Fields) -> list[Prompt]:
@@ -64,7 +79,7 @@ def read_prompts(fields: Fields) -> list[Prompt]:
         if not _is_prompt(one):
             param = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
             rule = "it must be a string or a list of token ids, not empty and no id negative"
-            fields.problems.add(param, f"{param} is {shown(one)}; {rule}")
+            fields.problems.add(param, f"{param} is {quoted(one)}; {rule}")
     return prompts
 
 
@@ -77,8 +92,49 @@ def _check_choices(fields: Fields, num_prompts: int, n: int) -> None:
         fields.refuse("n", f"it must be at most {MAX_CHOICES // num_prompts} with {num_prompts} prompts")
 
 
+def _read_logprobs(fields: Fields) -> int | None:
+    if fields.values.get("logprobs") is False:  # chat's way to ask for none
+        return None
+    return fields.integer("logprobs", None, 0, MAX_LOGPROBS)
+
+
 async def _prompt_ids(backend: Backend, card: ModelCard, prompt: Prompt, add_special_tokens: bool) -> bytes:
     if isinstance(prompt, str):
         return await backend.encode(prompt, add_special_tokens=add_special_tokens)
     check_vocabulary(prompt, card, "prompt")
     return pack_ids(prompt)
+
+
+async def _echo(backend: Backend, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else await backend.decode(pack_ids(prompt))
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+PROMPT = Parameter(
+    "prompt",
+    described(
+        {
+            "anyOf": [
+                _TEXT,
+                _IDS,
+                {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"anyOf": [_TEXT, _IDS]}},
+            ]
+        },
+        "Text or token ids, or a list of such prompts. Choice i of prompt p has the index p * n + i.",
+    ),
+    read_prompts,
+)
+ECHO = boolean("echo", "Answer with the prompt and what follows it; max_tokens may then be 0.", False)
+LOGPROBS = Parameter(
+    "logprobs",
+    described(
+        {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, {"enum": [False, None]}]},
+        "Log probabilities of the answer's tokens, with echo of the prompt's too, and of so many alternatives.",
+    ),
+    _read_logprobs,
+)
+ADD_SPECIAL_TOKENS = boolean("add_special_tokens", "Begin the prompt's ids as the tokenizer does.", True)
+
+PARAMETERS: tuple[Parameter[Any], ...] = (PROMPT, *SHARED, ECHO, LOGPROBS, ADD_SPECIAL_TOKENS)
+COMPLETION_SCHEMA = body_schema("CompletionRequest", "Text to go on with.", PARAMETERS, ["prompt"])

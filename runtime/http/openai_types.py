@@ -21,6 +21,43 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    """One entry per token in each list; the first token of a prompt has no log probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# of each token of a prompt, by token id
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class Message(msgspec.Struct, frozen=True):
     content: str
     role: Literal["assistant"] = "assistant"
@@ -32,7 +69,8 @@ class ChatChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishWord
     stop_reason: str | int | None
     index: int = 0
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -41,6 +79,8 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
 
@@ -54,6 +94,8 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishWord | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     index: int = 0
+    logprobs: ChatLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
@@ -62,6 +104,7 @@ class ChatChunk(msgspec.Struct, frozen=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -70,7 +113,10 @@ class TextChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishWord | None
     stop_reason: str | int | UnsetType | None = UNSET
     index: int = 0
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True):

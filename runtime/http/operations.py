@@ -8,13 +8,12 @@ from typing import Any
 import msgspec
 
 from dynrt.runtime.http import openai_types as openai
+from dynrt.runtime.http.chat import CHAT_SCHEMA
+from dynrt.runtime.http.completions import COMPLETION_SCHEMA
 from dynrt.runtime.http.envelope import Envelope
 from dynrt.runtime.http.probes import METRICS_TYPE, ServerLoad, Status, Version
 from dynrt.runtime.http.tokenize import DETOKENIZE_SCHEMA, TOKENIZE_SCHEMA, Text, Tokens
 from dynrt.runtime.requests import TokenizerInfo
-
-CHAT_SCHEMA = {"type": "object"}
-COMPLETION_SCHEMA = {"type": "object"}
 
 Struct = type[msgspec.Struct]
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
 from dynrt.runtime.errors import OverloadedError
-from dynrt.runtime.http.backend import BACKEND
-from dynrt.runtime.http.choices import IndexedOutput, joined, outputs_of, requests_for_choices, with_own_ids
+from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.choices import (
+    IndexedOutput,
+    joined,
+    outputs_of,
+    requests_for_choices,
+    with_own_ids,
+    without_tokens,
+)
 from dynrt.runtime.http.envelope import told_to_client
 from dynrt.runtime.http.models import json_response
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS
 from dynrt.runtime.http.parameters import Parameters
-from dynrt.runtime.http.replies import ChatReply, Reply, TextReply, finish_word
+from dynrt.runtime.http.replies import MakeReply, Reply, Shown, finish_word
 from dynrt.runtime.http.request_record import RequestRecord, record_of
 from dynrt.runtime.http.sse import ClientLeftError, EventStream
 from dynrt.runtime.messages import SamplingParams
@@ -35,6 +44,7 @@ class Job(msgspec.Struct, frozen=True):
     requests: list[GenerateRequest]
     choices_per_prompt: int
     reply: Reply
+    only_echo: bool  # the one token that engines make at least is not told
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -48,7 +58,7 @@ def make_job(
     asked: Parameters,
     card: ModelCard,
     prompts: Sequence[tuple[bytes, SamplingParams]],
-    reply: type[ChatReply] | type[TextReply],
+    make_reply: MakeReply,
 ) -> Job:
     """The job for `prompts` (packed ids), as asked."""
     record = record_of(request)
@@ -59,10 +69,22 @@ def make_job(
     return Job(
         requests=with_own_ids([choice for one in one_each for choice in requests_for_choices(one, asked.n)]),
         choices_per_prompt=asked.n,
-        reply=reply(f"{reply.ID_PREFIX}-{record.request_id}", int(time.time()), card.name),
+        reply=make_reply(record.request_id, int(time.time()), card.name),
+        only_echo=asked.max_tokens == 0,
         stream=asked.stream,
         include_usage=asked.include_usage,
         continuous_usage=asked.continuous_usage,
+    )
+
+
+def shown(asked: Parameters, backend: Backend, logprobs: int | None) -> Shown:
+    """What is asked to be told beside the text; `logprobs`: as read_parameters takes them."""
+    needs_vocabulary = logprobs is not None or asked.prompt_logprobs is not None
+    return Shown(
+        vocabulary=backend.token_bytes() if needs_vocabulary else None,
+        logprobs=logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
+        token_ids=asked.shows_token_ids,
     )
 
 
@@ -76,6 +98,7 @@ def _generate_request(
         model=card.name,
         request_id=record_of(request).request_id,
         salt=asked.salt,
+        priority=asked.priority,
         seeded=asked.seeded,
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
         local_prefill=asked.local_prefill,
@@ -104,9 +127,10 @@ async def _run(request: web.Request, prepare: Prepare, events: EventStream) -> w
             raise OverloadedError("the server is draining and takes no new requests; try again later")
         job = await prepare(request)
         async with outputs_of(backend, _framed(job), job.choices_per_prompt, events) as outputs:
+            told = without_tokens(outputs) if job.only_echo else outputs
             if not job.stream:
-                return json_response(await _collect(job, outputs, record))
-            await _stream(job, outputs, record, events)
+                return await _collect(job, told, record)
+            await _stream(job, told, record, events)
             return events.response
 
 
@@ -120,13 +144,16 @@ def _framed(job: Job) -> list[GenerateRequest]:
     ]
 
 
-async def _collect(job: Job, outputs: AsyncIterator[IndexedOutput], record: RequestRecord) -> msgspec.Struct:
+async def _collect(job: Job, outputs: AsyncIterator[IndexedOutput], record: RequestRecord) -> web.Response:
     of_choices: list[list[GenerateOutput]] = [[] for _ in job.requests]
     async for index, output in outputs:
         record.count(output, index // job.choices_per_prompt)
         finish_word(output)  # a choice that failed fails the request at once
         of_choices[index].append(output)
-    return job.reply.whole([joined(parts) for parts in of_choices], record.usage())
+    whole = [joined(parts) for parts in of_choices]
+    if any(output.logprobs or output.prompt_logprobs for output in whole):  # thousands of entries take long
+        return await asyncio.to_thread(lambda: json_response(job.reply.whole(whole, record.usage())))
+    return json_response(job.reply.whole(whole, record.usage()))
 
 
 async def _stream(
@@ -137,7 +164,8 @@ async def _stream(
     async for index, output in outputs:
         record.count(output, index // job.choices_per_prompt)
         usage = record.usage() if job.continuous_usage else UNSET
-        news = job.reply.events(index, output, first=not begun[index], usage=usage)
+        tell = partial(job.reply.events, index, output, first=not begun[index], usage=usage)
+        news = tell() if output.prompt_logprobs is None else await asyncio.to_thread(tell)
         begun[index] = True
         left -= output.finish_reason is not None
         if left == 0:

@@ -9,10 +9,13 @@ from aiohttp import web
 
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
-from dynrt.runtime.http.chat import read_messages, read_template_kwargs
+from dynrt.runtime.http.chat import read_template_kwargs
+from dynrt.runtime.http.conversation import read_messages
 from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.model_limits import check_vocabulary
 from dynrt.runtime.http.models import find_model, json_response
-from dynrt.runtime.http.parameters import MAX_NAME_CHARS, are_token_ids, check_vocabulary
+from dynrt.runtime.http.parameters import MAX_NAME_CHARS
+from dynrt.runtime.http.sampling import are_token_ids
 from dynrt.runtime.messages import pack_ids, unpack_ids
 
 Encode = Callable[[Backend], Awaitable[bytes]]

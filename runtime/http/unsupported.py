@@ -11,50 +11,34 @@ from dynrt.runtime.http.fields import Fields, shown
 
 # name: the values that ask for nothing, besides null
 _BOTH: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
     "bad_words": ([],),
-    "frequency_penalty": (0,),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
-    "logit_bias": ({}, []),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
-    "repetition_penalty": (1,),
-    "skip_special_tokens": (True,),
-    "structured_outputs": ({},),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "response_format": ({"type": "text"},),
 }
 CHAT: dict[str, tuple[Any, ...]] = {
     **_BOTH,
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "tool_choice": ("none", "auto"),  # without tools, both ask for nothing
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
 COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **_BOTH,
-    "echo": (False,),
-    "logprobs": (False,),
     "prompt_embeds": (),
     "suffix": ("",),
 }

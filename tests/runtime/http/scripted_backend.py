@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, ClassVar
 
-from dynrt.runtime.messages import pack_ids, unpack_ids
+from dynrt.runtime.messages import FinishReason, TokenLogprob, pack_ids, unpack_ids
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 
 DEADLINE_S = 10.0
@@ -41,7 +41,7 @@ class ScriptedBackend:
             GenerateOutput([4], "", "stop"),
         ]
         self.requests: list[GenerateRequest] = []
-        self.chats: list[tuple[list[dict[str, Any]], bool, dict[str, Any]]] = []
+        self.chats: list[tuple[list[dict[str, Any]], dict[str, bool], dict[str, Any]]] = []
         self.entered = asyncio.Event()  # a generation is at its first step
         self.closed = asyncio.Event()  # a generation has been left
         self.may_close = asyncio.Event()  # clear it to keep generations busy with their end
@@ -81,8 +81,12 @@ class ScriptedBackend:
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
-        self.chats.append((messages, add_generation_prompt, template_kwargs or {}))
-        contents = [message["content"] for message in messages]
+        ends = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        self.chats.append((messages, ends, template_kwargs or {}))
+        contents = [message.get("content") for message in messages]
         return await self.encode("".join(text if isinstance(text, str) else "x" for text in contents))
 
     async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
@@ -116,6 +120,17 @@ def chat(content: str = "hi", **fields: Any) -> dict[str, Any]:
 
 def text(prompt: Any = "hi", **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": prompt, **fields}
+
+
+def scored(
+    token_ids: list[int], text: str, finish: FinishReason | None = None, *, prompt: list[int] | None = None
+) -> GenerateOutput:
+    """An output with log probabilities: -0.5 of each token, of which `Z` was likelier. `prompt`: its ids, likewise."""
+    entries = [TokenLogprob(token_id, -0.5, [(ord("Z"), -0.25), (token_id, -0.5)]) for token_id in token_ids]
+    of_prompt = None
+    if prompt is not None:
+        of_prompt = [None, *(TokenLogprob(token_id, -1.0, [(token_id, -1.0)]) for token_id in prompt[1:])]
+    return GenerateOutput(token_ids, text, finish, logprobs=entries, prompt_logprobs=of_prompt)
 
 
 def http_request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
-from scripted_backend import CONTEXT, MODEL, ScriptedBackend, chat, events_of, text
+from scripted_backend import CONTEXT, MODEL, ScriptedBackend, chat, events_of, scored, text
 
 from dynrt.runtime.errors import EngineError, NoWorkerError
 from dynrt.runtime.messages import SamplingParams, unpack_ids
@@ -105,13 +105,18 @@ async def test_parameters_reach_the_backend(client: aiohttp.ClientSession, backe
     asked = chat(
         max_tokens=9, max_completion_tokens=5, temperature=0, top_p=0.5, top_k=-1, seed=-3, stop=["a", "b"],
         stop_token_ids=[7], include_stop_str_in_output=True, min_tokens=2, ignore_eos=True, cache_salt="s",
-        dynrt={"local_prefill": "never"}, user="u", some_field_of_another_server={"x": 1},
+        dynrt={"local_prefill": "never"}, user="u", presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.2,
+        min_p=0.1, logit_bias={"5": -100, "6": 1.5}, logprobs=True, top_logprobs=3, prompt_logprobs=2, priority=4,
+        some_field_of_another_server={"x": 1},
     )  # fmt: skip
+    backend.script = [scored([1], "a", "stop", prompt=[0, 0])]
     await post(client, "/v1/chat/completions", asked)
     [request] = backend.requests
+    assert request.priority == 4
     assert request.sampling == SamplingParams(
         max_tokens=5, temperature=0.0, top_p=0.5, top_k=0, seed=-3, min_tokens=2, ignore_eos=True, stop=("a", "b"),
-        stop_token_ids=(7,), include_stop_str_in_output=True,
+        stop_token_ids=(7,), include_stop_str_in_output=True, presence_penalty=0.5, frequency_penalty=-1.0,
+        repetition_penalty=1.2, min_p=0.1, logit_bias=((5, -100.0), (6, 1.5)), logprobs=3, prompt_logprobs=2,
     )  # fmt: skip
     assert (request.model, request.seeded, request.salt, request.local_prefill) == (MODEL, True, "s", "never")
     assert unpack_ids(request.prompt_ids) == [ord("h"), ord("i")]
@@ -158,11 +163,21 @@ async def test_messages_and_template_arguments_reach_the_template(
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "name": "Ann", "content": parts},
-        {"role": "assistant", "content": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "4"},
+        {"role": "assistant", "content": "It"},
     ]
-    asked = {"messages": messages, "add_generation_prompt": False, "chat_template_kwargs": {"think": False}}
-    await post(client, "/v1/chat/completions", asked)
-    assert backend.chats == [(messages, False, {"think": False})]
+    asked = {"messages": messages, "reasoning_effort": "low", "chat_template_kwargs": {"think": False}}
+    await post(client, "/v1/chat/completions", {**asked, "add_generation_prompt": False})
+    await post(client, "/v1/chat/completions", {**asked, "continue_final_message": True})
+    variables = {"think": False, "reasoning_effort": "low"}
+    begun = {"add_generation_prompt": False, "continue_final_message": False}
+    goes_on = {"add_generation_prompt": False, "continue_final_message": True}
+    assert backend.chats == [(messages, begun, variables), (messages, goes_on, variables)]
 
 
 async def test_a_stream_that_fails_before_its_first_output_has_the_errors_status(

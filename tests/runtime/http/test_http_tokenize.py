@@ -42,8 +42,9 @@ async def test_a_chat_is_put_into_the_template(
     body = chat("hi", add_generation_prompt=False, chat_template_kwargs={"thinking": True})
     status, answer = await post(client, "/tokenize", body)
     assert (status, answer["count"]) == (200, 2)
-    [(messages, add_generation_prompt, kwargs)] = backend.chats
-    assert (messages, add_generation_prompt, kwargs) == (body["messages"], False, {"thinking": True})
+    [(messages, ends, kwargs)] = backend.chats
+    assert (messages, kwargs) == (body["messages"], {"thinking": True})
+    assert ends == {"add_generation_prompt": False, "continue_final_message": False}
 
 
 async def test_special_tokens_are_shown(client: aiohttp.ClientSession) -> None:
