@@ -28,7 +28,7 @@ from dynrt.runtime.messages import (
     Unknown,
     Welcome,
 )
-from dynrt.transfer.events import Arm, CancelHandoff, Committed, FirstToken, Quiesced
+from dynrt.transfer.events import Arm, CancelHandoff, Committed, FirstToken, Quiesced, Retarget
 
 ME = "e" * 16
 WELCOME = Welcome("runtime", "decode-0", 0.5)
@@ -157,6 +157,13 @@ def test_messages_of_the_handoff_go_to_transfer(welcome: Rig) -> None:
     welcome.tell(arm, SnapshotRequest())
     assert welcome.relayed.next(Arm) == arm
     welcome.relayed.next(SnapshotWanted)
+
+
+def test_a_finished_prompt_that_moves_is_dropped_under_its_new_epoch(welcome: Rig) -> None:
+    welcome.tell(submit("prefill"), Retarget(KEY, 0, 4), Unknown())
+    welcome.runtime.next(Register)
+    assert welcome.relayed.next(Retarget) == Retarget(KEY, 0, 4)
+    assert welcome.relayed.next(CancelHandoff).epoch == 4
 
 
 def test_status_counts_everything(welcome: Rig) -> None:

@@ -38,6 +38,12 @@ class Prompt:
     decode_hit: int
     computed: int = 0  # blocks, in the current life of the sequence
     is_dropped: bool = False
+    moved_from: Prompt | None = None  # the same prompt, for which its decode worker had no room
+
+    @property
+    def source_id(self) -> HandoffId:
+        """What the prefill engine calls it."""
+        return self.id if self.moved_from is None else self.moved_from.source_id
 
 
 @dataclass
@@ -92,6 +98,7 @@ class World:
         hangs: bool = False,
         failures: bool = False,
         stalls: bool = False,
+        is_scarce: bool = False,
     ) -> None:
         self.rng = Random(seed)
         self.now = 0.0
@@ -99,10 +106,12 @@ class World:
         self.num_layers = self.rng.randint(1, 4)
         self.cancels, self.deaths, self.hangs, self.failures = cancels, deaths, hangs, failures
         self.stalls = stalls
+        self.is_scarce = is_scarce  # reservations wait for room, instead of being refused
         self.workers: dict[str, Worker] = {}
         for name in ("p0", "p1", "d0", "d1"):
             self._start_worker(name)
-        self.ledger = HandoffLedger(LedgerLimits(lease_s=LEASE_S))
+        self.ledger = HandoffLedger(LedgerLimits(lease_s=LEASE_S, room_s=0.1 if is_scarce else 60.0))
+        self.held: list[Prompt] = []  # finished, and without room on decode
         self.flying: list[Flying] = []
         self.notified: list[tuple[str, bytes]] = []  # on their way: receiver, notification
         self.units_posted: dict[tuple[Any, ...], int] = defaultdict(int)
@@ -160,6 +169,7 @@ class World:
             self._to_worker,
             self._to_runtime,
             self._reserve,
+            self._take_elsewhere,
             self._post,
             self._compute,
             self._notice_loss,
@@ -232,8 +242,10 @@ class World:
                     guilty = [one for one in suspects if self._is_guilty(one)]
                     assert guilty, f"{suspects} were condemned, but none of them hangs"
                     self._die(self.workers[guilty[0]])
-                case Decided(handoff_id, outcome):
+                case Decided(handoff_id, outcome, cause=cause):
                     assert handoff_id not in self.outcomes
+                    if cause == "no_room":
+                        self.held.append(self.prompts[handoff_id])
                     self.outcomes[handoff_id] = outcome
                     assert outcome != "committed" or handoff_id in self.committed
                 case Closed(handoff_id):
@@ -273,7 +285,7 @@ class World:
         for index, block_id in enumerate(block_ids):
             for rank in range(self.num_ranks):
                 for layer in range(self.num_layers):
-                    expected = (handoff_id, rank, layer, prompt.decode_hit + index)
+                    expected = (prompt.source_id, rank, layer, prompt.decode_hit + index)
                     assert worker.memory[rank, layer, block_id] == expected
                     assert self.units_posted[handoff_id, rank, layer, index] == 1
         assert handoff_id not in self.committed
@@ -286,8 +298,11 @@ class World:
         for worker in self._running():
             if not worker.reserves or self.rng.random() > self.promptness:
                 continue
-            prompt = worker.reserves.popleft()
+            prompt = worker.reserves[0]
             num_needed = prompt.num_blocks - prompt.decode_hit
+            if self.is_scarce and num_needed > len(worker.free):
+                continue
+            worker.reserves.popleft()
             if num_needed > len(worker.free):
                 self.refused.add(prompt.id)
                 worker.outbox.append(ReserveRefused(*prompt.id, "no room"))
@@ -297,6 +312,31 @@ class World:
             lease_s = self.rng.choice((LEASE_S, 0.2)) if self.cancels else LEASE_S
             event = ReservationMade(*prompt.id, prompt.prefill, prompt.decode_hit, block_ids, lease_s)
             self._do(worker, worker.decode.reserved(event, self.now))
+
+    def _take_elsewhere(self) -> None:
+        """What the runtime does with a finished prompt: another decode worker, prefill itself, or too late."""
+        if not self.held or self.rng.random() > self.promptness:
+            return
+        held = self.held.pop()
+        dice = self.rng.random()
+        if dice < 0.7:
+            self._move(held)
+        elif dice < 0.9:
+            self._effects(self.ledger.cancel(held.id, "prefill decodes on", self.now))
+
+    def _move(self, held: Prompt) -> None:
+        new_id = held.id[0], held.id[1] + 10
+        decode = "d1" if held.decode == "d0" else "d0"
+        hit = self.rng.choice((0, held.num_blocks))
+        moved = Prompt(new_id, held.prefill, decode, held.num_blocks, 0, hit, moved_from=held)
+        self.prompts[new_id] = moved
+        if self.workers[decode].alive:
+            self.workers[decode].inbox.append(moved)
+        self._effects(self.ledger.retarget(held.id, new_id, held.prefill, decode, self.now))
+        self._effects(self.ledger.first_token(FirstToken(*new_id, token_id=7, chars_emitted=1)))
+        for name in {held.prefill, decode} - set(self.lost_unnoticed):
+            if not self.workers[name].alive:
+                self._effects(self.ledger.worker_lost(name, self.now))
 
     def _compute(self) -> None:
         for worker in self._running():
@@ -394,7 +434,7 @@ class World:
         assert (
             not sender.alive
             or flying.late_polls is not None
-            or set(write.source_ids) <= set(sender.pinned[write.id])
+            or set(write.source_ids) <= set(sender.pinned[self.prompts[write.id].source_id])
         ), "read from unpinned blocks"
         for layer in range(units.first_layer, units.first_layer + units.num_layers):
             for source, target in zip(write.source_ids, write.target_ids, strict=True):
@@ -509,7 +549,9 @@ class World:
 
     def check_end(self) -> None:
         assert self.ledger.num_open == 0
-        is_disturbed = self.cancels or self.deaths or self.hangs or self.failures or self.stalls
+        is_disturbed = (
+            self.is_scarce or self.cancels or self.deaths or self.hangs or self.failures or self.stalls
+        )
         assert is_disturbed or self.was_undisturbed()
         assert self.closed == set(self.outcomes) == set(self.prompts)
         assert self.committed >= {i for i, outcome in self.outcomes.items() if outcome == "committed"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
-from dynrt.transfer.events import Arm, CancelHandoff, Quiesced, Sent, Stalled
+from dynrt.transfer.events import Arm, CancelHandoff, Quiesced, Retarget, Sent, Stalled
 from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
 from dynrt.transfer.notifications import SenderQuiesced, decode
 from dynrt.transfer.prefill_end import STALL_S, PrefillEnd, Write
@@ -250,3 +250,58 @@ def test_writes_that_do_not_end_are_told_once_and_nothing_more_is_posted() -> No
     assert writes(end) == []
     *_, tell = finish(end, posted)
     assert tell == Tell(Quiesced(*ID, "its writes do not end", cause="transport"))
+
+
+def computed_for_nobody() -> PrefillEnd:
+    """A finished prompt of two blocks that has no target."""
+    end = prefill_end()
+    end.step_begins([ready(0, [7, 8], 2)], 0.0)
+    write_layers(end)
+    assert writes(end) == []
+    return end
+
+
+def test_a_finished_prompt_waits_for_another_target_under_another_epoch() -> None:
+    end = computed_for_nobody()
+    assert end.retarget(Retarget(*ID, 4)) == end.retarget(Retarget(*ID, 4)) == []
+    assert end.arm(Arm(*ID, "old", 0, [1, 2])) == [] and writes(end) == [], "the old epoch is over"
+    end.arm(Arm(KEY, 4, "peer", 0, [1, 2]))
+    (write,) = writes(end)
+    assert (write.id, write.peer, write.source_ids) == ((KEY, 4), "peer", [7, 8])
+    release, told = end.write_done(write, 0.0, 1.0)
+    assert release == RELEASE, "the engine knows its blocks by the epoch that computed them"
+    assert isinstance(told, Tell) and isinstance(told.message, Sent) and told.message.id == (KEY, 4)
+    assert end.num_open == 0
+
+
+def test_it_can_be_moved_again_and_cancelled() -> None:
+    end = computed_for_nobody()
+    end.retarget(Retarget(*ID, 4))
+    end.retarget(Retarget(KEY, 4, 5))
+    assert end.cancel(CancelHandoff(KEY, 4, "late")) == [Tell(Quiesced(KEY, 4, "late"))], (
+        "a tombstone's answer"
+    )
+    assert end.cancel(CancelHandoff(KEY, 5, "gone")) == [RELEASE, Tell(Quiesced(KEY, 5, "gone"))]
+
+
+def test_layers_that_are_seen_late_count_for_the_new_epoch() -> None:
+    """On CUDA the transfer thread hears of the last layers only when their event has happened."""
+    end = prefill_end()
+    end.step_begins([ready(0, [7], 2)], 0.0)
+    write_layers(end)
+    end.step_begins([ready(1, [8], 2)], 1.0)
+    end.retarget(Retarget(*ID, 4))
+    end.arm(Arm(KEY, 4, "peer", 0, [1, 2]))
+    write_layers(end)
+    assert sorted(source for write in writes(end) for source in write.source_ids) == [7, 8]
+
+
+def test_what_has_a_target_or_is_over_is_not_moved() -> None:
+    answer = [Tell(Quiesced(KEY, 4, "the prompt that was to be moved is over"))]
+    end = computed_for_nobody()
+    end.arm(Arm(*ID, "peer", 0, [1, 2]))
+    assert end.retarget(Retarget(*ID, 4)) == answer and end.num_open == 1
+    end = computed_for_nobody()
+    end.cancel(CancelHandoff(*ID, "gone"))
+    assert end.retarget(Retarget(*ID, 4)) == answer and end.num_open == 0
+    assert end.arm(Arm(KEY, 4, "peer", 0, [1, 2])) == [] and end.num_open == 0
