@@ -6,6 +6,7 @@ tokenizing and rendering block, so the runtime does that outside its event loop.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,9 @@ from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
 from dynrt.runtime.final_message import mark_end, up_to_mark
 from dynrt.runtime.messages import pack_ids, unpack_ids
 from dynrt.runtime.requests import TokenizerInfo
+from dynrt.runtime.token_cache import TokenCache, cutter
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own help no batch of one
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -37,6 +41,7 @@ class PromptEncoder:
         self._special_tokens = special_tokens
         self._control_tokens = ControlTokens(tokenizer)
         self._bos_id = _bos_that_is_added(tokenizer, special_tokens)
+        self._cache = TokenCache(lambda text: self._ids(text, add_special_tokens=False), cutter(tokenizer))
 
     @classmethod
     def from_dir(cls, model_dir: str | Path, *, now: Callable[[], datetime] = datetime.now) -> PromptEncoder:
@@ -82,13 +87,15 @@ class PromptEncoder:
         """The prompt as packed ids. Control tokens are the template's; in messages, tools, kwargs they are text."""
         assert not (add_generation_prompt and continue_final_message), "one message begins, or one goes on"
         rendered = self._render(messages, add_generation_prompt, continue_final_message, tools, kwargs)
-        ids = self._ids(rendered, add_special_tokens=False)
+        _refuse_surrogates(rendered)
+        ids = self._cache.ids(rendered)
         if self._bos_id is not None and ids[:1] != [self._bos_id]:  # else the template has written it
-            ids.insert(0, self._bos_id)
+            ids = [self._bos_id, *ids]
         return pack_ids(ids)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Packed ids of `text`, in which control tokens count as such: whoever sends it wrote the whole prompt."""
+        _refuse_surrogates(text)
         ids = self._ids(scrub(text), add_special_tokens=add_special_tokens)
         if self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]:  # written and added
             del ids[0]
@@ -149,14 +156,18 @@ class PromptEncoder:
         return template
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except (
-            UnicodeEncodeError
-        ) as error:  # only Python's strings can hold it; tokenizers would blame the type
-            raise InvalidRequestError(f"the prompt holds half a surrogate pair at {error.start}") from error
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # A quarter cheaper than `encode`, which also tells where in the text each token lies.
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
+
+
+def _refuse_surrogates(text: str) -> None:
+    """Only Python's strings can hold half a pair; tokenizers would blame the type."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"the prompt holds half a surrogate pair at {error.start}") from error
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

@@ -41,6 +41,7 @@ from dynrt.runtime.request_life import LEASE_S, RequestLife
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
 from dynrt.runtime.supervisor import Supervisor
+from dynrt.runtime.tokenizing import Tokenizing
 from dynrt.runtime.transfer_manager import TransferManager
 from dynrt.runtime.zmq_channel import ZmqChannel
 from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
@@ -130,7 +131,8 @@ class Runtime:
 
     async def _start(self) -> None:
         self._model = await find_model(self._config.model, self._offload)
-        self._prompts = await self._offload.run(lambda: PromptEncoder.from_dir(self._model.path))
+        prompts = await self._offload.run(lambda: PromptEncoder.from_dir(self._model.path))
+        self._tokenizing = Tokenizing(prompts, self._offload)
         self._assemble(self._model)
         self._channel.open(self._dispatcher.on_message)
         log.info("engines join here", extra={"runtime": self._id, "address": self._channel.address})
@@ -240,9 +242,7 @@ class Runtime:
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """Token ids of `text`, packed."""
         self._check_up()
-        return await self._offload.run(
-            lambda: self._prompts.encode(text, add_special_tokens=add_special_tokens)
-        )
+        return await self._tokenizing.encode(text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(
         self,
@@ -255,37 +255,33 @@ class Runtime:
     ) -> bytes:
         """Token ids of a chat behind the model's template, packed."""
         self._check_up()
-        return await self._offload.run(
-            lambda: self._prompts.encode_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **(template_kwargs or {}),
-            )
+        return await self._tokenizing.encode_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=template_kwargs,
         )
 
     async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
         """The text of packed ids."""
         self._check_up()
-        return await self._offload.run(
-            lambda: self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        )
+        return await self._tokenizing.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def token_names(self, token_ids: bytes) -> list[str]:
         """Each of packed ids as the vocabulary spells it."""
         self._check_up()
-        return await self._offload.run(lambda: self._prompts.token_names(token_ids))
+        return await self._tokenizing.token_names(token_ids)
 
     def tokenizer_info(self) -> TokenizerInfo:
         """What a client must know to prepare prompts itself."""
         self._check_up()
-        return self._prompts.info()
+        return self._tokenizing.tokenizer_info()
 
     def token_bytes(self) -> TokenBytes:
         """What each token of the model stands for."""
         self._check_up()
-        return self._prompts.token_bytes
+        return self._tokenizing.token_bytes()
 
     async def generate(
         self, request: GenerateRequest, sink: FrameSink | None = None

@@ -1,4 +1,4 @@
-"""The peers of `bench/frontend.py`: NVIDIA Dynamo's frontend with its mocker, and vllm-router, in environments of their own.
+"""The peers of `bench/frontend.py`: NVIDIA Dynamo's frontend and mocker, and vllm-router, in environments of their own.
 
 A peer whose environment cannot be built is named, not faked.
 """

@@ -9,7 +9,7 @@ from test_text import END, byte_level, ids
 
 from dynrt.engines.protocol import Token
 from dynrt.engines.replies import Replies
-from dynrt.runtime.messages import Purpose, SamplingParams, Submit, pack_ids
+from dynrt.runtime.messages import Frame, Purpose, SamplingParams, Submit, pack_ids
 
 KEY = b"k" * 16
 
@@ -93,3 +93,19 @@ def test_cancelled_requests_are_silent() -> None:
     assert replies.deltas(tokens("late")) == []
     other_attempt = Token(KEY, 1, ids("a")[0])
     assert open_reply().deltas([other_attempt]) == []
+
+
+def test_text_goes_out_as_events_where_there_is_a_frame() -> None:
+    replies = Replies(byte_level())
+    frame = Frame(b'data: {"text":', b"}\n\n")
+    replies.open(
+        Submit(KEY, 0, "generate", pack_ids(ids("prompt")), SamplingParams(99), frame=frame), ids("a"), 1
+    )
+    deltas = [delta for token in tokens('"é', finish_reason="length") for delta in replies.deltas([token])]
+    assert [delta.frames for delta in deltas] == [
+        b'data: {"text":"\\""}\n\n',
+        b"",
+        'data: {"text":"é"}\n\n'.encode(),
+    ]
+    assert [delta.num_chars for delta in deltas] == [1, 0, 1]
+    assert not any(delta.text for delta in deltas)

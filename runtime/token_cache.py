@@ -1,0 +1,111 @@
+"""Remembers the token ids of long stretches of text between control tokens: system prompts, earlier turns of a chat.
+
+A tokenizer first looks for added tokens, from left to right, and then does the rest of its work within each stretch
+between them. So what comes up to the end of a control token is tokenized alike whatever stands behind it, and a
+prompt's ids are those of its stretches, one behind the other. This holds for byte-level BPE whose control tokens
+take nothing of the text around them; for other tokenizers `cutter` says no.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from threading import Lock
+from typing import Any
+
+from tokenizers import Tokenizer
+
+LIMIT_BYTES = 8 << 20
+LEAST_CHARS = 256  # shorter stretches are tokenized together with their neighbours
+_LOCAL_STEPS = {"ByteLevel", "Digits", "Split"}  # pre-tokenizers that see no further than one stretch
+
+Cut = Callable[[str], Iterator[str]]
+
+
+def cutter(tokenizer: Tokenizer) -> Cut | None:
+    """Cuts a text behind each of its control tokens. None if its parts might be tokenized otherwise than the whole."""
+    spec = json.loads(tokenizer.to_str())
+    added = spec["added_tokens"]
+    if not (_is_local(spec) and all(map(_stands_alone, added))):
+        return None
+    # Where several fit, the tokenizer takes the longest. Those that it looks for in normalized text come later.
+    names = sorted((token["content"] for token in added if not token["normalized"]), key=len, reverse=True)
+    if not names:
+        return None
+    pattern = re.compile("|".join(map(re.escape, names)))
+    return lambda text: _stretches(text, pattern)
+
+
+def _stretches(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
+    begin = 0
+    for match in pattern.finditer(text):
+        yield text[begin : match.end()]
+        begin = match.end()
+    if begin < len(text):
+        yield text[begin:]
+
+
+def _is_local(spec: dict[str, Any]) -> bool:
+    steps = spec["pre_tokenizer"] or {"type": "none"}
+    kinds = {step["type"] for step in steps.get("pretokenizers", [steps])}
+    return spec["model"]["type"] == "BPE" and not spec["model"].get("dropout") and kinds <= _LOCAL_STEPS
+
+
+def _stands_alone(added: dict[str, Any]) -> bool:
+    return not (added["lstrip"] or added["rstrip"] or added["single_word"])
+
+
+class TokenCache:
+    """Least recently used first out, at a bound on memory. May be called in any thread."""
+
+    def __init__(
+        self, tokenize: Callable[[str], list[int]], cut: Cut | None, limit_bytes: int = LIMIT_BYTES
+    ) -> None:
+        self._tokenize = tokenize
+        self._cut = cut
+        self._limit_bytes = limit_bytes
+        self._known: OrderedDict[str, list[int]] = OrderedDict()
+        self._lock = Lock()
+        self.num_bytes = 0  # estimated
+
+    def ids(self, text: str) -> list[int]:
+        """Of all of `text`, without special tokens added."""
+        if self._cut is None or len(text) < LEAST_CHARS:
+            return self._tokenize(text)
+        ids: list[int] = []
+        short = ""
+        for stretch in self._cut(text):
+            if len(stretch) < LEAST_CHARS:
+                short += stretch
+                continue
+            if short:
+                ids += self._tokenize(short)
+                short = ""
+            ids += self._of_stretch(stretch)
+        return ids + self._tokenize(short) if short else ids
+
+    def _of_stretch(self, stretch: str) -> list[int]:
+        with self._lock:
+            known = self._known.get(stretch)
+            if known is not None:
+                self._known.move_to_end(stretch)
+                return known
+        ids = self._tokenize(stretch)
+        with self._lock:
+            self._keep(stretch, ids)
+        return ids
+
+    def _keep(self, stretch: str, ids: list[int]) -> None:
+        if stretch in self._known or _num_bytes(stretch, ids) > self._limit_bytes:
+            return
+        self._known[stretch] = ids
+        self.num_bytes += _num_bytes(stretch, ids)
+        while self.num_bytes > self._limit_bytes:
+            self.num_bytes -= _num_bytes(*self._known.popitem(last=False))
+
+
+def _num_bytes(stretch: str, ids: list[int]) -> int:
+    """A list holds a pointer for each id; the numbers themselves take 28 bytes each."""
+    return len(stretch) + 36 * len(ids)

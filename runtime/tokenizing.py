@@ -1,0 +1,85 @@
+"""The tokenizer's half of what the endpoint asks for: small work at once, large work off the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dynrt.engines.token_bytes import TokenBytes
+from dynrt.runtime.offload import Offload
+from dynrt.runtime.prompts import PromptEncoder
+from dynrt.runtime.requests import TokenizerInfo
+
+SMALL_CHARS = 1024  # tokenized in 0.4 ms; handing it to a thread and back would cost as much CPU time
+
+T = TypeVar("T")
+
+
+class Tokenizing:
+    """See http.backend.Backend, whose methods of these names these are."""
+
+    def __init__(self, prompts: PromptEncoder, offload: Offload) -> None:
+        self._prompts = prompts
+        self._offload = offload
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        return await self._run(
+            lambda: self._prompts.encode(text, add_special_tokens=add_special_tokens), is_small(text)
+        )
+
+    async def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> bytes:
+        def encode() -> bytes:
+            return self._prompts.encode_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(template_kwargs or {}),
+            )
+
+        return await self._run(encode, is_small([messages, tools, template_kwargs]))
+
+    async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
+        return await self._offload.run(
+            lambda: self._prompts.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        )
+
+    async def token_names(self, token_ids: bytes) -> list[str]:
+        return await self._offload.run(lambda: self._prompts.token_names(token_ids))
+
+    def tokenizer_info(self) -> TokenizerInfo:
+        return self._prompts.info()
+
+    def token_bytes(self) -> TokenBytes:
+        return self._prompts.token_bytes
+
+    async def _run(self, function: Callable[[], T], is_small: bool) -> T:
+        return function() if is_small else await self._offload.run(function)
+
+
+def is_small(value: object) -> bool:
+    """Whether JSON-like `value` holds SMALL_CHARS characters or less; looks no further than that."""
+    return _chars_left(value, SMALL_CHARS) >= 0
+
+
+def _chars_left(value: object, budget: int) -> int:
+    """`budget` less what `value` holds; negative as soon as that is more. An item counts for one at least."""
+    if isinstance(value, str):
+        return budget - 1 - len(value)
+    budget -= 1
+    if isinstance(value, dict):
+        value = [*value, *value.values()] if len(value) <= budget else [" " * (budget + 1)]
+    if isinstance(value, list):
+        for item in value:
+            if budget < 0:
+                break
+            budget = _chars_left(item, budget)
+    return budget

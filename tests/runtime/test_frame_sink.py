@@ -1,0 +1,134 @@
+"""Events that go past a request's reader: only behind what it has read, never lost, and known when the request moves."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from test_request_life import KEY, LOCAL, PROMPT, REMOTE, ScriptedDispatcher
+
+from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
+from dynrt.runtime.messages import (
+    FinishReason,
+    Frame,
+    SamplingParams,
+    StepTiming,
+    Submit,
+    TokenDelta,
+    pack_ids,
+)
+from dynrt.runtime.request_life import RequestLife
+from dynrt.runtime.requests import GenerateRequest
+
+FRAME = Frame(b"<", b">")
+TIMING = StepTiming(0.1, 1.0, 1, 0, 0, 0)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.is_open = True
+        self.taken: list[bytes] = []
+
+    def take(self, frames: bytes, num_tokens: int) -> bool:
+        assert num_tokens == 1
+        if self.is_open:
+            self.taken.append(frames)
+        return self.is_open
+
+
+def delta(
+    attempt: Attempt, token_id: int, finish: FinishReason | None = None, cached: int | None = None
+) -> TokenDelta:
+    text = chr(token_id)
+    return TokenDelta(
+        KEY,
+        attempt.epoch,
+        [token_id],
+        "",
+        finish,
+        cached_tokens=cached,
+        frames=FRAME.around(text),
+        frame_chars=1,
+    )
+
+
+def say(attempt: Attempt, told: TokenDelta, sender: str = "") -> None:
+    """As Attempts.deliver does."""
+    if not attempt.pass_on(told):
+        attempt.arrive(Arrival(told, sender or attempt.decode, TIMING))
+
+
+def life_of(dispatcher: ScriptedDispatcher, sink: Sink) -> RequestLife:
+    sampling = SamplingParams(9)
+    request = GenerateRequest(PROMPT, sampling, frame=FRAME)
+    return RequestLife(KEY, request, sampling, "auto", dispatcher, sink)
+
+
+async def test_the_first_and_the_last_are_read_and_those_between_taken() -> None:
+    sink, dispatcher = Sink(), ScriptedDispatcher([LOCAL], [lambda attempt: say(attempt, delta(attempt, 65))])
+    async with aclosing(life_of(dispatcher, sink).outputs(1, 1.0)) as outputs:
+        assert (await anext(outputs)).frames == b'<"A">'
+        [attempt] = dispatcher.opened
+        say(attempt, delta(attempt, 66))
+        assert sink.taken == [], "nobody waits for news yet: it must come behind what is being dealt with"
+        assert (await anext(outputs)).frames == b'<"B">'
+        waiting = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        say(attempt, delta(attempt, 67))
+        say(attempt, delta(attempt, 68))
+        assert sink.taken == [b'<"C">', b'<"D">'] and not waiting.done()
+        say(attempt, delta(attempt, 69, "length"))
+        last = await waiting
+        assert (last.frames, last.token_ids, last.finish_reason) == (b'<"E">', [69], "length")
+
+
+async def test_what_a_sink_does_not_take_is_read_in_order() -> None:
+    sink, dispatcher = Sink(), ScriptedDispatcher([LOCAL], [lambda attempt: say(attempt, delta(attempt, 65))])
+    async with aclosing(life_of(dispatcher, sink).outputs(1, 1.0)) as outputs:
+        await anext(outputs)
+        waiting = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        [attempt] = dispatcher.opened
+        sink.is_open = False
+        say(attempt, delta(attempt, 66))
+        sink.is_open = True
+        say(attempt, delta(attempt, 67))
+        assert sink.taken == [], "what waits to be read comes first"
+        assert (await waiting).frames == b'<"B"><"C">'
+
+
+async def test_a_request_goes_on_elsewhere_behind_what_was_taken() -> None:
+    scripts = [lambda attempt: say(attempt, delta(attempt, 65)), lambda attempt: None]
+    sink, dispatcher = Sink(), ScriptedDispatcher([LOCAL, LOCAL], scripts)
+    async with aclosing(life_of(dispatcher, sink).outputs(2, 1.0)) as outputs:
+        await anext(outputs)
+        waiting = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        attempt = dispatcher.opened[0]
+        say(attempt, delta(attempt, 66))
+        attempt.fail(AttemptError("lost"))
+        while len(dispatcher.opened) < 2:
+            await asyncio.sleep(0)
+        submit = dispatcher.told[-1][1]
+        assert isinstance(submit, Submit)
+        assert (submit.output_ids, submit.chars_emitted, submit.frame) == (pack_ids([65, 66]), 2, FRAME)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+
+async def test_decodes_first_token_is_read_as_it_tells_when_decode_began() -> None:
+    prefills = [lambda attempt: say(attempt, delta(attempt, 65, cached=0), "p1")]
+    sink, dispatcher = Sink(), ScriptedDispatcher([REMOTE], prefills)
+    async with aclosing(life_of(dispatcher, sink).outputs(1, 1.0)) as outputs:
+        await anext(outputs)
+        waiting = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        [attempt] = dispatcher.opened
+        say(attempt, delta(attempt, 66))
+        assert (await waiting).frames == b'<"B">' and attempt.times.first_step == TIMING
+        waiting = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        say(attempt, delta(attempt, 67))
+        assert sink.taken == [b'<"C">']
+        waiting.cancel()
+        await asyncio.wait([waiting])
