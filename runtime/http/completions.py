@@ -20,7 +20,7 @@ from dynrt.runtime.http.sampling import MAX_LOGPROBS, are_token_ids
 from dynrt.runtime.http.serve import Job, make_job, serve, shown
 from dynrt.runtime.http.text_reply import TextPrompt, TextReply
 from dynrt.runtime.http.unsupported import COMPLETIONS, refuse_unsupported
-from dynrt.runtime.messages import pack_ids, unpack_ids
+from dynrt.runtime.messages import pack_ids
 from dynrt.runtime.requests import ModelCard
 
 DEFAULT_MAX_TOKENS = 16
@@ -56,7 +56,7 @@ async def _prepare(request: web.Request) -> Job:
         for ids in packed
     ]
     echoes = [await _echo(backend, prompt) if echo else None for prompt in prompts]
-    texts = [TextPrompt(unpack_ids(ids), text) for ids, text in zip(packed, echoes, strict=True)]
+    texts = [TextPrompt(ids, text) for ids, text in zip(packed, echoes, strict=True)]
     make_reply = partial(_reply, shown(asked, backend, logprobs), texts, asked.n)
     return make_job(request, asked, card, list(zip(packed, completed, strict=True)), make_reply)
 

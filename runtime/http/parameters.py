@@ -136,9 +136,7 @@ PROMPT_LOGPROBS = integer(
     MAX_LOGPROBS,
 )
 RETURN_TOKEN_IDS = boolean("return_token_ids", "Tell the token ids of prompt and answer.", False)
-SKIP_SPECIAL_TOKENS = boolean(
-    "skip_special_tokens", "false: the text shows special tokens, the one that ends it included.", True
-)
+SKIP_SPECIAL_TOKENS = boolean("skip_special_tokens", "false: they are part of the text.", True)
 CACHE_SALT = string("cache_salt", "Only requests of the same salt share cached prompts.", MAX_SALT_CHARS)
 PRIORITY = integer(
     "priority", "Lower ones are served first, where priorities count.", 0, -MAX_INT32, MAX_INT32

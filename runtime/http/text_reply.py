@@ -11,17 +11,21 @@ from dynrt.runtime.http import openai_types as openai
 from dynrt.runtime.http.logprobs import TextCursor, prompt_logprobs, scored, text_logprobs
 from dynrt.runtime.http.replies import FRAMED_TEXT, Shown, finish_word, frame_of
 from dynrt.runtime.http.sse import event
-from dynrt.runtime.messages import Frame
+from dynrt.runtime.messages import Frame, unpack_ids
 from dynrt.runtime.requests import GenerateOutput
 
 MAX_CHAR_TOKENS = 4  # a character has at most so many bytes, and a token at least one
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
-    """One prompt. `echo`: its text, if answers are to begin with it."""
+    """One prompt, packed. `echo`: its text, if answers are to begin with it."""
 
-    token_ids: list[int]
+    packed_ids: bytes
     echo: str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return unpack_ids(self.packed_ids)
 
 
 class TextReply(msgspec.Struct, frozen=True):
@@ -93,7 +97,7 @@ class TextReply(msgspec.Struct, frozen=True):
         if cursor is None:
             assert self.shown.vocabulary is not None
             prompt = self._prompt(index)
-            before = prompt.token_ids[-MAX_CHAR_TOKENS:] if prompt.echo is None else ()
+            before = unpack_ids(prompt.packed_ids[-4 * MAX_CHAR_TOKENS :]) if prompt.echo is None else ()
             cursor = self._cursors[index] = TextCursor(self.shown.vocabulary, before, prompt.echo or "")
         return cursor
 

@@ -45,6 +45,64 @@ def completion(client: openai.OpenAI, model: str) -> dict[str, Any]:
     }
 
 
+def choices(client: openai.OpenAI, model: str) -> dict[str, Any]:
+    """Two prompts of two choices each, whole and streamed, and one of these choices by itself."""
+    arguments: dict[str, Any] = {"model": model, "max_tokens": 6, "seed": 5}
+    prompts = ["Paris is the", "Once upon a"]
+    whole = client.completions.create(**arguments, prompt=prompts, n=2)
+    streamed = [""] * 4
+    for chunk in client.completions.create(**arguments, prompt=prompts, n=2, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    alone = client.completions.create(**arguments, prompt=prompts[1])
+    return {
+        "whole": [choice.text for choice in whole.choices],
+        "indices": [choice.index for choice in whole.choices],
+        "streamed": streamed,
+        "alone": alone.choices[0].text,
+        "tokens": whole.usage.completion_tokens if whole.usage else None,
+    }
+
+
+def logprobs(client: openai.OpenAI, model: str) -> dict[str, Any]:
+    """Of a chat with an emoji in it, and of a prompt that is echoed."""
+    messages: list[Any] = [
+        {"role": "user", "content": "Repeat: 🦜 é"},
+        {"role": "assistant", "content": "🦜"},
+    ]
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[*messages, QUESTION[0]],
+        max_tokens=8,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=3,
+    ).choices[0]
+    tokens = (answer.logprobs and answer.logprobs.content) or []
+    echo = client.completions.create(
+        model=model, prompt="Paris is the 🦜", max_tokens=1, temperature=0, echo=True, logprobs=1
+    ).choices[0]
+    return {
+        "text": answer.message.content,
+        "spelled": bytes(byte for token in tokens for byte in token.bytes or ()).decode(),
+        "greedy": [token.logprob == max(one.logprob for one in token.top_logprobs) for token in tokens],
+        "echo": echo.text,
+        "of_echo": echo.logprobs.model_dump() if echo.logprobs else None,
+    }
+
+
+def structured(client: openai.OpenAI, model: str) -> dict[str, Any]:
+    properties = {"city": {"type": "string", "maxLength": 12}, "in_europe": {"type": "boolean"}}
+    schema = {
+        "type": "object", "properties": properties, "required": [*properties], "additionalProperties": False,
+    }  # fmt: skip
+    response_format: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    answer = client.chat.completions.create(
+        model=model, messages=QUESTION, max_tokens=60, temperature=0, response_format=response_format
+    ).choices[0]
+    return {"parsed": json.loads(answer.message.content or ""), "finish": answer.finish_reason}
+
+
 def errors(client: openai.OpenAI, model: str) -> dict[str, Any]:
     shown = {}
     for name, changes in (("too_long", {"max_tokens": 10**6}), ("unknown_model", {"model": "gpt-9"})):

@@ -86,6 +86,30 @@ async def test_completion(openai_python: Path, server: Command) -> None:
     assert answer["whole"].strip() and "\n" not in answer["whole"]
 
 
+async def test_choices(openai_python: Path, server: Command) -> None:
+    answer = await called(openai_python, server, "choices")
+    assert answer["indices"] == [0, 1, 2, 3] and answer["tokens"] <= 24
+    assert answer["streamed"] == answer["whole"], "seeds are derived from the one asked for"
+    assert answer["alone"] == answer["whole"][2], "a prompt's first choice is what it gets by itself"
+    assert len(set(answer["whole"])) > 2
+
+
+async def test_logprobs(openai_python: Path, server: Command) -> None:
+    answer = await called(openai_python, server, "logprobs")
+    assert answer["spelled"] == answer["text"] and all(answer["greedy"])
+    told, text = answer["of_echo"], answer["echo"]
+    assert text.startswith("Paris is the 🦜") and told["token_logprobs"][0] is None
+    ends = [*told["text_offset"][1:], len(text)]
+    for token, begin, end in zip(told["tokens"], told["text_offset"], ends, strict=True):
+        assert token.startswith("bytes:") or text[begin:end] == token
+    assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
+
+
+async def test_structured_answers(openai_python: Path, server: Command) -> None:
+    answer = await called(openai_python, server, "structured")
+    assert answer["finish"] == "stop" and set(answer["parsed"]) == {"city", "in_europe"}
+
+
 async def test_errors_are_shown(openai_python: Path, server: Command) -> None:
     errors = await called(openai_python, server, "errors")
     too_long, unknown_model = errors["too_long"], errors["unknown_model"]
