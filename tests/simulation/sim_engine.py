@@ -156,6 +156,7 @@ class SimEngine:
         self.host = host_id()
         self.slowness = 1.0
         self.refuses_reservations = False
+        self._is_full = False
         self.doubles_first_token = False
         self.fails_prompts = False
         self.takes_first_token = takes_first_token  # else it samples it itself
@@ -215,6 +216,11 @@ class SimEngine:
             case "stall":
                 self._is_stalled = True
                 self._step_began = self._step_began or self._now()
+
+    def fill(self, is_full: bool = True) -> None:
+        """It has no blocks for reservations, until it is told otherwise."""
+        self._is_full = is_full
+        self._later(1e-5, self._turn)
 
     @property
     def is_alive(self) -> bool:
@@ -417,6 +423,8 @@ class SimEngine:
     def _admit(self) -> None:
         while self._waiting:
             job = self._waiting[0]
+            if self._is_full and job.submit.purpose == "reserve":
+                return
             blocks = self.memory.take(job.num_blocks, job.id)
             if blocks is None:
                 return
