@@ -9,6 +9,10 @@ import torch
 
 from dynrt.engines.scheduling.batch import SampleSpec
 
+_HIGHEST = (
+    1e30  # so that no request's penalties, however odd, make infinities, which would end its whole batch
+)
+
 
 def changed(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
     """`logits`, float32 [rows, vocab_size], with each row's changes (see LogitChanges); itself if there are none."""
@@ -31,7 +35,8 @@ def changed(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
     )  # 10 times as fast as by row and token
     biased = flat.index_select(0, index) + biases
     repelled = torch.where(biased > 0.0, biased / divisors, biased * divisors)
-    return flat.scatter(0, index, repelled - deductions).view_as(logits)
+    bounded = (repelled - deductions).nan_to_num_(nan=0.0).clamp_(-_HIGHEST, _HIGHEST)
+    return flat.scatter(0, index, bounded).view_as(logits)
 
 
 def _joined(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from naive_penalties import naive_logit
 
 from dynrt.engines.native.logits import changed
+from dynrt.engines.native.sampler import sample
 from dynrt.engines.scheduling.batch import SampleSpec
 from dynrt.engines.scheduling.logit_changes import LogitChanges
 from dynrt.runtime.messages import SamplingParams
@@ -57,6 +58,16 @@ def test_equal_to_plain_arithmetic_and_each_row_by_itself(rng: random.Random) ->
         expected = [naive_logit(float(logits[row, i]), i, *case) for i in range(VOCAB)]
         assert result[row].tolist() == pytest.approx(expected, abs=1e-4)
         assert torch.equal(changed(logits[row : row + 1], specs[row : row + 1])[0], result[row])
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e-38, 1e38, 1e300])
+def test_odd_penalties_stay_finite(penalty: float) -> None:
+    logits = torch.linspace(-20.0, 20.0, VOCAB + 1)[None]
+    logits[0, 0] = 0.0
+    spec = spec_of(SamplingParams(1, repetition_penalty=penalty), [*range(VOCAB)], [])
+    result = changed(logits, [spec])
+    assert result.isfinite().all() and result.log_softmax(dim=-1).isfinite().all()
+    assert 0 <= sample(result, [spec])[0] <= VOCAB
 
 
 def test_without_changes_nothing_is_computed() -> None:
