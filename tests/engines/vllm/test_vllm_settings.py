@@ -1,0 +1,38 @@
+"""What is refused of the settings of a vLLM engine before vLLM is imported."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynrt.engines.config import engine_args_of
+from dynrt.engines.vllm.versions import check_version
+from dynrt.runtime.errors import ConfigError
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.5", "0.32.1+cpu"])
+def test_known_version(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.32.0", "dev"])
+def test_unknown_version_is_refused_by_name(version: str) -> None:
+    with pytest.raises(ConfigError, match=rf"vLLM is {version}; .* knows 0\.32\.x"):
+        check_version(version)
+
+
+def test_engine_args() -> None:
+    pairs = ["max_model_len=4096", 'compilation_config={"mode": 0}', "quantization=a=b"]
+    expected = {"max_model_len": "4096", "compilation_config": '{"mode": 0}', "quantization": "a=b"}
+    assert engine_args_of("vllm", pairs) == expected
+    assert engine_args_of("native", []) == {}
+
+
+@pytest.mark.parametrize("pair", ["max_model_len", "=3"])
+def test_engine_arg_that_is_no_pair(pair: str) -> None:
+    with pytest.raises(ConfigError, match=f"--engine-arg is '{pair}'; write KEY=VALUE"):
+        engine_args_of("vllm", [pair])
+
+
+def test_engine_arg_for_another_engine() -> None:
+    with pytest.raises(ConfigError, match="is for --engine vllm; --engine is 'native'"):
+        engine_args_of("native", ["max_model_len=1"])
