@@ -21,6 +21,7 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     prompt_end: str = ""  # the last characters of the prompt: it may have opened the reasoning
     tools: Callable[[], ToolParser] | None = None
     parallel_calls: bool = True
+    special_tokens: tuple[str, ...] = ()  # that the formats consist of: text must have them
 
     @property
     def is_plain(self) -> bool:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from aiohttp import HttpVersion11, web
 
 from dynrt.runtime.errors import DynrtError
-from dynrt.runtime.http import chat, completions, models, not_built, openapi, probes, tokenize
+from dynrt.runtime.http import (
+    chat,
+    completions,
+    messages,
+    models,
+    not_built,
+    openapi,
+    probes,
+    responses,
+    tokenize,
+)
 from dynrt.runtime.http.access_log import Handler, log_access
 from dynrt.runtime.http.answer_formats import ANSWER_FORMATS, AnswerFormats
 from dynrt.runtime.http.backend import BACKEND, Backend
@@ -32,6 +42,9 @@ POST_ROUTES: dict[str, Handler] = {
     "/ping": probes.health,
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
+    "/v1/responses": responses.create_response,
+    "/v1/messages": messages.create_message,
+    "/v1/messages/count_tokens": messages.count_tokens,
     "/v1/embeddings": not_built.embeddings,
     "/tokenize": tokenize.tokenize,
     "/detokenize": tokenize.detokenize,

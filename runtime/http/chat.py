@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from dynrt.runtime.http.answer_formats import ANSWER_FORMATS
+from dynrt.runtime.http.answer_plan import plan_answers, with_forced_calls
+from dynrt.runtime.http.answers import AnswerPlan
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
+from dynrt.runtime.http.chat_answer_reply import ChatAnswerReply
 from dynrt.runtime.http.chat_reply import ChatReply
 from dynrt.runtime.http.conversation import MESSAGES
 from dynrt.runtime.http.fields import Fields, Problems
@@ -20,7 +25,9 @@ from dynrt.runtime.http.replies import Reply, Shown
 from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, described, integer
 from dynrt.runtime.http.sampling import MAX_LOGPROBS
 from dynrt.runtime.http.serve import Job, make_job, serve, shown
+from dynrt.runtime.http.tools.request import TOOL_PARAMETERS, ToolUse, read_tool_use
 from dynrt.runtime.http.unsupported import CHAT, refuse_unsupported
+from dynrt.runtime.messages import SamplingParams
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # given to the template by their own fields
@@ -34,6 +41,18 @@ class Conversation(msgspec.Struct, frozen=True):
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
+    tool_use: ToolUse | None
+
+
+class PreparedChat(msgspec.Struct, frozen=True):
+    """What a reply needs to know of the chat that it answers. `prompt_ids`: packed."""
+
+    prompt_ids: bytes
+    shown: Shown
+    plan: AnswerPlan
+
+
+NewReply = Callable[[PreparedChat, str, int, str], Reply]  # the last three as in replies.MakeReply
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -41,37 +60,63 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _prepare(request: web.Request) -> Job:
-    fields = Fields(await read_object(request), Problems())
-    conversation = _read_conversation(fields)
+    return await prepare_chat(request, Fields(await read_object(request), Problems()), _reply)
+
+
+async def prepare_chat(request: web.Request, fields: Fields, new_reply: NewReply) -> Job:
+    """The job for a body of this endpoint, or for one that another endpoint's body was read as."""
+    conversation = read_conversation(fields)
     logprobs = _read_logprobs(fields)
     asked = read_parameters(fields, logprobs=logprobs)
     refuse_unsupported(fields, CHAT)
     fields.problems.raise_if_any()
     backend = request.app[BACKEND]
     card = find_model(backend, asked.model)
+    asked = with_forced_calls(asked, conversation.tool_use)
     sampling = await sampling_for_model(asked, backend, card)
-    prompt_ids = await _encode(backend, conversation)
-    complete = complete_sampling(
-        asked, sampling, card, len(prompt_ids) // 4, prompt_param="messages", default_max_tokens=None
+    prompt_ids = await encode_conversation(backend, conversation)
+    plan = await plan_answers(
+        conversation.tool_use,
+        request.app[ANSWER_FORMATS],
+        backend,
+        prompt_ids,
+        has_grammar=asked.grammar is not None,
     )
-    make_reply = partial(_reply, shown(asked, backend, logprobs), prompt_ids)
-    return make_job(request, asked, card, [(prompt_ids, complete)], make_reply)
+    complete = complete_sampling(
+        msgspec.structs.replace(asked, max_tokens_param=fields.param(asked.max_tokens_param)),
+        partial(sampling, shown_special_tokens=_shown_tokens(sampling, plan)),
+        card,
+        len(prompt_ids) // 4,
+        prompt_param=fields.param("messages"),
+        default_max_tokens=None,
+    )
+    prepared = PreparedChat(prompt_ids, shown(asked, backend, logprobs), plan)
+    return make_job(request, asked, card, [(prompt_ids, complete)], partial(new_reply, prepared))
 
 
-async def _encode(backend: Backend, conversation: Conversation) -> bytes:
+def _shown_tokens(sampling: partial[SamplingParams], plan: AnswerPlan) -> tuple[str, ...]:
+    return (*sampling.keywords["shown_special_tokens"], *plan.special_tokens)
+
+
+async def encode_conversation(backend: Backend, conversation: Conversation) -> bytes:
+    """Packed ids of the prompt."""
+    use = conversation.tool_use
     return await backend.encode_chat(
         conversation.messages,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
+        tools=None if use is None or use.choice == "none" else use.tools,
         template_kwargs=conversation.template_kwargs,
     )
 
 
-def _reply(shows: Shown, prompt_ids: bytes, request_id: str, created: int, model: str) -> Reply:
-    return ChatReply(f"chatcmpl-{request_id}", created, model, shows, prompt_ids)
+def _reply(chat: PreparedChat, request_id: str, created: int, model: str) -> Reply:
+    about = (f"chatcmpl-{request_id}", created, model, chat.shown, chat.prompt_ids)
+    return ChatReply(*about) if chat.plan.is_plain else ChatAnswerReply(*about, chat.plan)
 
 
-def _read_conversation(fields: Fields) -> Conversation:
+def read_conversation(fields: Fields) -> Conversation:
+    """Problems are left with `fields`."""
     messages = MESSAGES.read(fields)
     continues = CONTINUE_FINAL_MESSAGE.read(fields)
     begins = fields.boolean("add_generation_prompt", not continues)
@@ -81,7 +126,7 @@ def _read_conversation(fields: Fields) -> Conversation:
         fields.refuse("continue_final_message", "it must be false, or the last message be the assistant's")
     effort = REASONING_EFFORT.read(fields)
     kwargs = ({} if effort is None else {"reasoning_effort": effort}) | TEMPLATE_KWARGS.read(fields)
-    return Conversation(messages, begins and not continues, continues, kwargs)
+    return Conversation(messages, begins and not continues, continues, kwargs, read_tool_use(fields))
 
 
 def read_template_kwargs(fields: Fields) -> dict[str, Any]:
@@ -127,6 +172,6 @@ REASONING_EFFORT = Parameter(
 
 PARAMETERS: tuple[Parameter[Any], ...] = (
     MESSAGES, *SHARED, LOGPROBS, TOP_LOGPROBS, ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS,
-    REASONING_EFFORT,
+    REASONING_EFFORT, *TOOL_PARAMETERS,
 )  # fmt: skip
 CHAT_SCHEMA = body_schema("ChatCompletionRequest", "A conversation to go on with.", PARAMETERS, ["messages"])

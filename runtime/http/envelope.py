@@ -52,7 +52,11 @@ class AnthropicEnvelope(msgspec.Struct, frozen=True):
 
 def encode_error(error: DynrtError) -> bytes:
     """`error` as the JSON of a body or of a stream's last event, in OpenAI's shape."""
-    return msgspec.json.encode(Envelope(ErrorBody(error.message, error.kind, error.param, error.code)))
+    return msgspec.json.encode(Envelope(error_body(error)))
+
+
+def error_body(error: DynrtError) -> ErrorBody:
+    return ErrorBody(error.message, error.kind, error.param, error.code)
 
 
 def encode_anthropic_error(error: DynrtError, request_id: str) -> bytes:

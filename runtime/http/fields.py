@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,12 +46,21 @@ class Problems:
 class Fields:
     """One JSON object being read. A reader returns the default for an absent, null or refused field."""
 
-    def __init__(self, values: dict[str, Any], problems: Problems, path: str = "") -> None:
+    def __init__(
+        self,
+        values: dict[str, Any],
+        problems: Problems,
+        path: str = "",
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """`names`: what fields are called in the body that the client sent, where that is another."""
         self.values = values
         self.problems = problems
         self._path = path
+        self._names = names or {}
 
     def param(self, name: str) -> str:
+        name = self._names.get(name, name)
         return f"{self._path}.{name}" if self._path else name
 
     def refuse(self, name: str, rule: str) -> None:

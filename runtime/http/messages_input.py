@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.parameters import MODEL, STREAM
+from dynrt.runtime.http.sampling import STOP, TEMPERATURE, TOP_K, TOP_P
 
 Body = dict[str, Any]
 
@@ -192,3 +194,36 @@ def _string(fields: Fields, name: str) -> str:
         return value
     fields.refuse(name, "it must be a string")
     return ""
+
+
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": {"enum": ["user", "assistant"]}, "content": _TEXTS},
+    "required": ["role", "content"],
+}
+COUNT_SCHEMA: Body = {
+    "title": "TokenCountRequest",
+    "type": "object",
+    "properties": {
+        "model": MODEL.schema,
+        "messages": {"type": "array", "minItems": 1, "items": _MESSAGE},
+        "system": {"anyOf": [*_TEXTS["anyOf"], {"type": "null"}]},
+        "thinking": {"type": ["object", "null"]},
+        "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_choice": {"type": ["object", "null"]},
+    },
+    "required": ["messages"],
+    "additionalProperties": True,
+}
+MESSAGE_SCHEMA: Body = {
+    **COUNT_SCHEMA,
+    "title": "MessageRequest",
+    "properties": {
+        **COUNT_SCHEMA["properties"],
+        **{one.name: one.schema for one in (STREAM, TEMPERATURE, TOP_P, TOP_K)},
+        "max_tokens": {"type": "integer", "minimum": 1},
+        "stop_sequences": STOP.schema,
+    },
+    "required": ["messages", "max_tokens"],
+}

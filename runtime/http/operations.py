@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any
 
 import msgspec
 
+from dynrt.runtime.http import anthropic_types, responses_types
 from dynrt.runtime.http import openai_types as openai
 from dynrt.runtime.http.chat import CHAT_SCHEMA
 from dynrt.runtime.http.completions import COMPLETION_SCHEMA
-from dynrt.runtime.http.envelope import Envelope
+from dynrt.runtime.http.envelope import AnthropicEnvelope, Envelope
+from dynrt.runtime.http.messages_input import COUNT_SCHEMA, MESSAGE_SCHEMA
 from dynrt.runtime.http.probes import METRICS_TYPE, ServerLoad, Status, Version
+from dynrt.runtime.http.responses_input import RESPONSE_SCHEMA
 from dynrt.runtime.http.tokenize import DETOKENIZE_SCHEMA, TOKENIZE_SCHEMA, Text, Tokens
 from dynrt.runtime.requests import TokenizerInfo
 
-Struct = type[msgspec.Struct]
+Struct = type[msgspec.Struct] | UnionType  # one, or one of several
 
 UNREADY = (503,)
 BODY = (400, 413, 415)
@@ -42,6 +46,28 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/completions"): Operation(
         "Continue prompts", openai.Completion, COMPLETION_SCHEMA, openai.Completion, GENERATES
+    ),
+    ("POST", "/v1/responses"): Operation(
+        "Answer a chat, in the shape of OpenAI's newer API; nothing is kept",
+        responses_types.Response,
+        RESPONSE_SCHEMA,
+        responses_types.StreamEvent,
+        GENERATES,
+    ),
+    ("POST", "/v1/messages"): Operation(
+        "Answer a chat, in the shape of Anthropic's API",
+        anthropic_types.Message,
+        MESSAGE_SCHEMA,
+        anthropic_types.StreamEvent,
+        GENERATES,
+        AnthropicEnvelope,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "The length of the prompt that such a chat makes",
+        anthropic_types.TokenCount,
+        COUNT_SCHEMA,
+        errors=GENERATES,
+        error=AnthropicEnvelope,
     ),
     ("POST", "/v1/embeddings"): Operation("Not built", errors=(501,)),
     ("POST", "/tokenize"): Operation(

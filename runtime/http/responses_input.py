@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynrt.runtime.http.chat import REASONING_EFFORT
 from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.parameters import MAX_COMPLETION_TOKENS, MODEL, STREAM
 from dynrt.runtime.http.responses_types import Echo
+from dynrt.runtime.http.sampling import TEMPERATURE, TOP_P
+from dynrt.runtime.http.tools.request import PARALLEL_CALLS
 
 Body = dict[str, Any]
 
@@ -19,7 +23,10 @@ SAME = (
     "chat_template_kwargs",
     "dynrt",
 )
-OWN_NAMES = {"max_completion_tokens": "max_output_tokens"}  # of the chat's fields, what they are called here
+OWN_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+}  # of the chat's fields, what they are called here
 STATEFUL = {
     "previous_response_id": "send the earlier turns in input",
     "conversation": "send the earlier turns in input",
@@ -28,6 +35,7 @@ STATEFUL = {
     "store": "leave it out or send false",
 }
 TURN_ORDER = ("reasoning_content", "content", "tool_calls")
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -126,9 +134,7 @@ def _item(problems: Problems, index: int, value: object) -> Body | None:
             }
         case "reasoning":
             return {"role": "assistant", "reasoning_content": _reasoning(item)}
-    item.refuse(
-        "type", "it must be message, function_call, function_call_output or reasoning; others are not built"
-    )
+    item.refuse("type", f"it must be one of {', '.join(ITEM_TYPES)}; others are not built")
     return None
 
 
@@ -195,3 +201,27 @@ def _string(fields: Fields, name: str) -> str:
         return value
     fields.refuse(name, "it must be a string")
     return ""
+
+
+_STRING_OR_NULL = {"type": ["string", "null"]}
+_ITEM = {"type": "object", "properties": {"type": {"enum": [*ITEM_TYPES]}, "role": _STRING_OR_NULL}}
+RESPONSE_SCHEMA: Body = {
+    "title": "ResponseRequest",
+    "type": "object",
+    "properties": {
+        **{one.name: one.schema for one in (MODEL, STREAM, TEMPERATURE, TOP_P, PARALLEL_CALLS)},
+        "input": {
+            "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "minItems": 1, "items": _ITEM}],
+            "description": "A question, or the items of a conversation.",
+        },
+        "instructions": _STRING_OR_NULL,
+        "max_output_tokens": MAX_COMPLETION_TOKENS.schema,
+        "reasoning": {"type": ["object", "null"], "properties": {"effort": REASONING_EFFORT.schema}},
+        "text": {"type": ["object", "null"], "properties": {"format": {"type": ["object", "null"]}}},
+        "tools": {"type": ["array", "null"], "items": {"type": "object"}},
+        "tool_choice": {},
+        **{name: {"enum": [False, None, ""]} for name in STATEFUL},
+    },
+    "required": ["input"],
+    "additionalProperties": True,
+}

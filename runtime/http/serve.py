@@ -28,7 +28,7 @@ from dynrt.runtime.http.open_requests import OPEN_REQUESTS
 from dynrt.runtime.http.parameters import Parameters
 from dynrt.runtime.http.replies import MakeReply, Reply, Shown, finish_word
 from dynrt.runtime.http.request_record import RequestRecord, record_of
-from dynrt.runtime.http.sse import ClientLeftError, EventStream
+from dynrt.runtime.http.sse import OPENAI_ENDING, ClientLeftError, Ending, EventStream
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 
@@ -105,9 +105,9 @@ def _generate_request(
     )
 
 
-async def serve(request: web.Request, prepare: Prepare) -> web.StreamResponse:
+async def serve(request: web.Request, prepare: Prepare, ending: Ending = OPENAI_ENDING) -> web.StreamResponse:
     """Answer `request`. Until a stream's first event is out, errors are raised; then they end the stream."""
-    async with EventStream(request) as events:
+    async with EventStream(request, ending) as events:
         try:
             return await _run(request, prepare, events)
         except ClientLeftError:

@@ -32,8 +32,6 @@ CHAT: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "tool_choice": ("none", "auto"),  # without tools, both ask for nothing
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }

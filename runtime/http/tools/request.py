@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from dynrt.runtime.http.fields import Fields
+from dynrt.runtime.http.request_schema import Parameter, boolean, described
 from dynrt.runtime.messages import Grammar
 
 MAX_TOOLS = 1536
@@ -38,9 +39,11 @@ class ToolUse(msgspec.Struct, frozen=True):
 
 def read_tool_use(fields: Fields) -> ToolUse | None:
     """None if no tools are offered. Problems are left with `fields`."""
-    tools = _read_tools(fields)
-    choice, named = _read_choice(fields)
-    parallel = fields.boolean("parallel_tool_calls", True)
+    tools, (choice, named), parallel = (
+        TOOLS.read(fields),
+        TOOL_CHOICE.read(fields),
+        PARALLEL_CALLS.read(fields),
+    )
     if not tools:
         if fields.values.get("tools") is None and choice != "none" and "tool_choice" in fields.values:
             fields.refuse("tool_choice", "it must be left out, or tools be given")
@@ -142,3 +145,45 @@ def _moved(schema: Any, place: str) -> Any:
         else _moved(value, place)
         for key, value in schema.items()
     }
+
+
+_FUNCTION = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+    },
+    "required": ["name"],
+}
+_TOOL = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+    "required": ["type", "function"],
+}
+_NAMED_CHOICE = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+TOOLS = Parameter(
+    "tools",
+    described(
+        {"type": ["array", "null"], "minItems": 1, "maxItems": MAX_TOOLS, "items": _TOOL},
+        "Functions that the model may call, with the JSON schema of their arguments. Names must differ.",
+    ),
+    _read_tools,
+)
+TOOL_CHOICE = Parameter(
+    "tool_choice",
+    described(
+        {"anyOf": [{"enum": ["none", "auto", "required", None]}, _NAMED_CHOICE]},
+        "Whether to call tools. A required call, or that of a named one, needs engines that follow grammars.",
+    ),
+    _read_choice,
+)
+PARALLEL_CALLS = boolean("parallel_tool_calls", "Whether one answer may have several calls.", True)
+TOOL_PARAMETERS: tuple[Parameter[Any], ...] = (TOOLS, TOOL_CHOICE, PARALLEL_CALLS)

@@ -123,7 +123,7 @@ async def test_parameters_reach_the_backend(client: aiohttp.ClientSession, backe
 
 
 async def test_defaults(client: aiohttp.ClientSession, backend: ScriptedBackend) -> None:
-    await post(client, "/v1/chat/completions", chat(stop=None, seed=None, n=1, tools=[], logprobs=False))
+    await post(client, "/v1/chat/completions", chat(stop=None, seed=None, n=1, tools=None, logprobs=False))
     await post(client, "/v1/completions", text(max_tokens=None, best_of=1, echo=False, suffix=None))
     rest_of_context, sixteen = backend.requests
     assert rest_of_context.sampling == SamplingParams(max_tokens=CONTEXT - 2)

@@ -204,7 +204,7 @@ async def test_bad_value(
 
 
 UNSUPPORTED = [
-    (CHAT, {"tools": [{"type": "function"}]}), (CHAT, {"tool_choice": "required"}), (CHAT, {"echo": True}),
+    (CHAT, {"echo": True}),
     (CHAT, {"kv_transfer_params": {"a": 1}}), (CHAT, {"functions": [{}]}), (CHAT, {"modalities": ["audio"]}),
     (TEXT, {"suffix": "x"}), (TEXT, {"use_beam_search": True}), (TEXT, {"kv_transfer_params": {"a": 1}}),
     (TEXT, {"truncate_prompt_tokens": 5}), (TEXT, {"guided_regex": "a"}), (TEXT, {"bad_words": ["a"]}),
