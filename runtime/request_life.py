@@ -196,7 +196,7 @@ class RequestLife:
 
     def _pass_on(self, delta: TokenDelta) -> bool:
         assert self._sink is not None
-        if not self._sink.take(delta.frames, len(delta.token_ids)):
+        if not self._sink.take(delta.frames, delta.token_ids):
             return False
         self.output_ids.extend(delta.token_ids)
         self.chars_sent += delta.num_chars

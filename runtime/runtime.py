@@ -236,6 +236,9 @@ class Runtime:
     def draining(self) -> bool:
         return self._draining
 
+    async def metrics(self) -> bytes:
+        return self.metrics_text()
+
     def metrics_text(self) -> bytes:
         return self._dispatcher.metrics_text() if self._is_assembled else b""
 

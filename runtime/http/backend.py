@@ -67,7 +67,7 @@ class Backend(Protocol):
         """Whether the runtime takes no new requests because it is about to end."""
         ...
 
-    def metrics_text(self) -> bytes:
+    async def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
         ...
 

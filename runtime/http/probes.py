@@ -57,7 +57,7 @@ async def show_version(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[BACKEND].metrics_text(), headers={"Content-Type": METRICS_TYPE})
+    return web.Response(body=await request.app[BACKEND].metrics(), headers={"Content-Type": METRICS_TYPE})
 
 
 def _served_from_end_to_end(request: web.Request) -> web.Response:

@@ -111,7 +111,7 @@ class EventStream:
         else:
             await self._write(events)
 
-    def take(self, frames: bytes, num_tokens: int) -> bool:
+    def take(self, frames: bytes, token_ids: list[int]) -> bool:
         """Send `frames` now, without waiting; False if the stream has not started or its reader is slow."""
         transport = self._transport
         if (
@@ -124,7 +124,7 @@ class EventStream:
         if frames:
             transport.write(self._framed(frames))
             self._last_event_s = self._loop.time()
-        self._record.output_tokens += num_tokens
+        self._record.output_tokens += len(token_ids)
         return True
 
     async def finish(self, events: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Events that go past a request's reader: only behind what it has read, never lost, and known when the request moves."""
+"""Events that go past a request's reader: only behind what it has read, never lost, known when the request moves."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Sink:
         self.is_open = True
         self.taken: list[bytes] = []
 
-    def take(self, frames: bytes, num_tokens: int) -> bool:
-        assert num_tokens == 1
+    def take(self, frames: bytes, token_ids: list[int]) -> bool:
+        assert len(token_ids) == 1
         if self.is_open:
             self.taken.append(frames)
         return self.is_open
@@ -98,7 +98,8 @@ async def test_what_a_sink_does_not_take_is_read_in_order() -> None:
 
 
 async def test_a_request_goes_on_elsewhere_behind_what_was_taken() -> None:
-    scripts = [lambda attempt: say(attempt, delta(attempt, 65)), lambda attempt: None]
+    moved = asyncio.Event()
+    scripts = [lambda attempt: say(attempt, delta(attempt, 65)), lambda attempt: moved.set()]
     sink, dispatcher = Sink(), ScriptedDispatcher([LOCAL, LOCAL], scripts)
     async with aclosing(life_of(dispatcher, sink).outputs(2, 1.0)) as outputs:
         await anext(outputs)
@@ -107,8 +108,7 @@ async def test_a_request_goes_on_elsewhere_behind_what_was_taken() -> None:
         attempt = dispatcher.opened[0]
         say(attempt, delta(attempt, 66))
         attempt.fail(AttemptError("lost"))
-        while len(dispatcher.opened) < 2:
-            await asyncio.sleep(0)
+        await moved.wait()
         submit = dispatcher.told[-1][1]
         assert isinstance(submit, Submit)
         assert (submit.output_ids, submit.chars_emitted, submit.frame) == (pack_ids([65, 66]), 2, FRAME)

@@ -110,7 +110,7 @@ class ScriptedBackend:
     def draining(self) -> bool:
         return self.is_draining
 
-    def metrics_text(self) -> bytes:
+    async def metrics(self) -> bytes:
         return b"dynrt_up 1\n"
 
 

@@ -27,7 +27,7 @@ class FramingBackend(ScriptedBackend):
     def __init__(self) -> None:
         super().__init__()
         self.taken = 0
-        self.refused = 0
+        self.refused = asyncio.Event()
 
     async def generate(
         self, request: GenerateRequest, sink: FrameSink | None = None
@@ -37,11 +37,11 @@ class FramingBackend(ScriptedBackend):
                 yield output
                 continue
             frames = request.frame.around(output.text)
-            if sink is not None and output.finish_reason is None and sink.take(frames, len(output.token_ids)):
+            if sink is not None and output.finish_reason is None and sink.take(frames, output.token_ids):
                 self.taken += 1
                 await asyncio.sleep(0)
                 continue
-            self.refused += 1
+            self.refused.set()
             yield GenerateOutput(
                 output.token_ids, "", output.finish_reason, output.stop_reason, frames=frames
             )
@@ -118,8 +118,7 @@ async def test_a_slow_reader_gets_everything_in_order(server: HttpServer, backen
         loop = asyncio.get_running_loop()
         await loop.sock_connect(slow, ("127.0.0.1", int(server.url.rpartition(":")[2])))
         await loop.sock_sendall(slow, http_request(TEXT, text(stream=True), version="1.0"))
-        while backend.refused == 0:
-            await asyncio.sleep(0)
+        await backend.refused.wait()
         received = b""
         while piece := await loop.sock_recv(slow, 65536):
             received += piece
