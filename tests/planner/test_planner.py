@@ -377,3 +377,38 @@ def test_a_plan_explains_itself(request_for: Requests) -> None:
     )
     assert "because: local prefill never" in text
     assert "instead of: remote: prefill on p0 (hit 0 tokens)" in text
+
+
+def finished(exclude: set[str], max_tokens: int = 8) -> PlanRequest:
+    """A prompt of 160 tokens that p0 has computed."""
+    return PlanRequest(
+        bytes(16), "", pack_ids(range(160)), max_tokens, exclude=frozenset(exclude), is_admitted=True,
+        prefilled_on="p0",
+    )  # fmt: skip
+
+
+def test_a_finished_prompt_goes_from_its_prefill_worker_to_a_decode_worker_that_was_not_tried() -> None:
+    for seed in range(10):
+        plan = fleet(2, 3, seed).plan(finished({"d0", "d2"}), 0.0)
+        assert isinstance(plan, Plan) and (plan.prefill, plan.decode) == ("p0", "d1")
+
+
+def test_tried_everywhere_it_stays_where_it_is() -> None:
+    plan = fleet(2, 2).plan(finished({"d0", "d1"}), 0.0)
+    assert isinstance(plan, Plan) and (plan.prefill, plan.decode, plan.kind) == ("p0", "p0", "local")
+
+
+def test_a_finished_prompt_that_fits_nowhere_is_told_when_to_come_back() -> None:
+    planner = fleet(1, 1)
+    for number in range(20):
+        planner.plan(PlanRequest(number.to_bytes(16, "little"), "", pack_ids(range(3000)), 10), 0.0)
+    refused = planner.plan(finished({"d0"}, max_tokens=4096 * SIZE), 0.0)
+    assert isinstance(refused, NoPlan) and refused.kind == "no_room" and refused.retry_after_s > 0.0
+    assert "no decode worker has room" in refused.reason
+
+
+def test_a_finished_prompt_whose_worker_has_left_is_computed_again() -> None:
+    planner = fleet(2, 2)
+    planner.worker_left("p0")
+    refused = planner.plan(finished({"d0"}), 0.0)
+    assert isinstance(refused, NoPlan) and refused.kind == "no_worker"

@@ -79,6 +79,26 @@ def test_times_are_those_of_each_worker_s_step() -> None:
     assert attempt.has_begun
 
 
+def test_a_decode_worker_that_samples_is_told_no_token_and_its_client_is_told_what_prefill_knows() -> None:
+    attempt = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
+    from_prefill = Arrival(TokenDelta(KEY, 3, [7], "abc", "length", cached_tokens=5), "p", None)
+    assert attempt.arrive(from_prefill) == 0 and attempt.first_token(from_prefill) is None
+    assert attempt.computes(from_prefill) and attempt.has_begun
+    from_decode = Arrival(TokenDelta(KEY, 3, [8], "d", cached_tokens=30), "d", None)
+    assert attempt.arrive(from_decode) == attempt.arrive(from_decode) == 1
+    first, second = [one.delta for one in attempt._arrivals]
+    assert (first.token_ids, first.cached_tokens, second.cached_tokens) == ([8], 5, None)
+
+
+def test_a_moved_attempt_knows_what_prefill_sampled() -> None:
+    attempt = remote()
+    attempt.first_token(arrival(7, "p", "abc"))
+    moved = attempt.moved(5, "d2")
+    assert moved.sampled == FirstToken(KEY, 5, 7, chars_emitted=13)
+    assert (moved.id, moved.prefill, moved.decode, moved.chars_sent) == ((KEY, 5), "p", "d2", 10)
+    assert moved.has_begun, "a prefill worker that dies now is the handoff's affair"
+
+
 async def test_decode_lost_is_a_failure_at_any_time() -> None:
     for has_begun in (False, True):
         attempt = remote()

@@ -8,9 +8,18 @@ from contextlib import aclosing
 
 import pytest
 
-from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
-from dynrt.runtime.errors import DynrtError, EngineError, NoWorkerError, WorkerLostError
-from dynrt.runtime.messages import FinishReason, SamplingParams, Submit, ToEngine, TokenDelta, pack_ids
+from dynrt.runtime.attempt import Arrival, Attempt, AttemptError, NoRoomError
+from dynrt.runtime.errors import DynrtError, EngineError, NoWorkerError, OverloadedError, WorkerLostError
+from dynrt.runtime.messages import (
+    FinishReason,
+    SamplingParams,
+    StepTiming,
+    Submit,
+    ToEngine,
+    TokenDelta,
+    pack_ids,
+    unpack_ids,
+)
 from dynrt.runtime.request_life import RequestLife, Route
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
@@ -49,7 +58,7 @@ def then(script: Script, failure: AttemptError | DynrtError) -> Script:
 class ScriptedDispatcher:
     """Routes in turn (an error: there is none), and a script for each attempt; notes what it is asked."""
 
-    def __init__(self, routes: list[Route | NoWorkerError], scripts: list[Script]) -> None:
+    def __init__(self, routes: list[Route | DynrtError], scripts: list[Script]) -> None:
         self._routes = routes
         self._scripts = scripts
         self.excluded: list[frozenset[str]] = []
@@ -67,6 +76,16 @@ class ScriptedDispatcher:
         if isinstance(route, NoWorkerError):
             raise route
         return route
+
+    async def plan_move(self, life: RequestLife, held: Attempt, tried: frozenset[str]) -> Route:
+        self.excluded.append(tried)
+        route = self._routes.pop(0)
+        if isinstance(route, DynrtError):
+            raise route
+        return route
+
+    def move_attempt(self, held: Attempt, attempt: Attempt) -> None:
+        self.opened.append(attempt)
 
     async def wait_for_change(self, timeout_s: float) -> None:
         self.waits_s.append(timeout_s)
@@ -215,3 +234,66 @@ async def test_it_does_not_wait_for_ever() -> None:
     with pytest.raises(NoWorkerError):
         await outputs_of(dispatcher, wait_s=0.0)
     assert dispatcher.closed == [], "nothing was opened"
+
+
+def finds_no_room(attempt: Attempt) -> None:
+    """Prefill has said its token, decode nothing."""
+    attempt.arrive(Arrival(TokenDelta(KEY, attempt.epoch, [1], "a"), attempt.prefill, None))
+    attempt.no_room("full")
+
+
+def goes_on(attempt: Attempt) -> None:
+    attempt.arrive(Arrival(TokenDelta(KEY, attempt.epoch, [2], "b", "length"), attempt.decode, None))
+
+
+def submits(dispatcher: ScriptedDispatcher) -> list[tuple[str, str, int, list[int], int]]:
+    """To whom, for what, of which epoch, behind which tokens and characters."""
+    return [
+        (to, submit.purpose, submit.epoch, unpack_ids(submit.output_ids), submit.chars_emitted)
+        for to, submit in dispatcher.told
+        if isinstance(submit, Submit)
+    ]
+
+
+async def test_a_finished_prompt_without_room_is_reserved_for_elsewhere() -> None:
+    """As it was computed: behind it comes the token that the client has."""
+    dispatcher = ScriptedDispatcher([REMOTE, Route("p1", "d2")], [finds_no_room, goes_on])
+    assert joined(await outputs_of(dispatcher)) == ([1, 2], "ab")
+    assert submits(dispatcher)[2:] == [("d2", "reserve", 1, [], 0)]
+    assert dispatcher.excluded[1] == {"d1"}
+    assert [closed[:2] for closed in dispatcher.closed] == [(1, True)], "the first one was not given up"
+
+
+async def test_it_is_tried_on_each_decode_worker_and_then_stays_on_prefill() -> None:
+    routes = [REMOTE, Route("p1", "d2"), Route("p1", "p1")]
+    dispatcher = ScriptedDispatcher(routes, [finds_no_room, lambda attempt: attempt.no_room("full"), goes_on])
+    assert joined(await outputs_of(dispatcher)) == ([1, 2], "ab")
+    assert submits(dispatcher)[3:] == [("p1", "generate", 2, [1], 1)]
+    assert dispatcher.excluded[2] == {"d1", "d2"}
+
+
+async def test_with_room_nowhere_it_is_turned_away() -> None:
+    full = OverloadedError("no decode worker has room", retry_after_s=3)
+    dispatcher = ScriptedDispatcher([REMOTE, full], [finds_no_room])
+    with pytest.raises(OverloadedError, match="no decode worker has room"):
+        await outputs_of(dispatcher)
+    assert [closed[:2] for closed in dispatcher.closed] == [(0, False)]
+
+
+async def test_decode_that_has_begun_is_not_moved() -> None:
+    """What it has said may be read already: only a new attempt knows from where to go on."""
+
+    def begins_all_the_same(attempt: Attempt) -> None:
+        finds_no_room(attempt)
+        attempt.arrive(Arrival(TokenDelta(KEY, attempt.epoch, [7], "late"), attempt.decode, None))
+
+    dispatcher = ScriptedDispatcher([REMOTE, Route("p1", "d2")], [begins_all_the_same, goes_on])
+    assert joined(await outputs_of(dispatcher)) == ([1, 2], "ab"), "nothing is heard of it any more"
+    attempt = Attempt(KEY, 0, "p", "d", 0)
+    attempt.arrive(Arrival(TokenDelta(KEY, 0, [1], "a"), "p", None))
+    attempt.arrive(Arrival(TokenDelta(KEY, 0, [2], "b"), "d", StepTiming(0.1, 1.0, 0, 0, 1, 1)))
+    attempt.no_room("full")
+    assert len(await attempt.read()) == 2
+    with pytest.raises(AttemptError) as failure:
+        await attempt.read()
+    assert not isinstance(failure.value, NoRoomError)
