@@ -179,9 +179,18 @@ class Orders:
             self._engine.commit(order.key, order.epoch, order.first_token)
 
     def _reserved(self, order: Reserve, made: Reservation) -> None:
-        key, epoch = order.request.key, order.request.epoch
+        request = order.request
+        num_tokens = len(request.prompt_ids) + len(request.output_ids)
         self._transfer.post(
-            ReservationMade(key, epoch, order.peer, made.first_block, made.block_ids, order.lease_s)
+            ReservationMade(
+                request.key,
+                request.epoch,
+                order.peer,
+                made.first_block,
+                made.block_ids,
+                order.lease_s,
+                num_tokens,
+            )
         )
 
     def _refuse(self, order: Reserve, reason: str) -> None:

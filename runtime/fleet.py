@@ -22,7 +22,8 @@ from dynrt.runtime.messages import (
 from dynrt.runtime.spawner import Process
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import ConnectPeer, FencePeer, PeerConnected
-from dynrt.transfer.layout import Mismatch, find_mismatch
+from dynrt.transfer.layout import Mismatch
+from dynrt.transfer.mapping import map_kv
 
 log = logging.getLogger("dynrt.fleet")
 
@@ -211,17 +212,8 @@ class Fleet:
 
 def pair_mismatch(prefill: Worker, decode: Worker) -> Mismatch | None:
     """Why the first cannot hand off to the second; None if it can."""
-    ours, theirs = prefill.register.geometry, decode.register.geometry
-    if len(ours) != len(theirs):
-        return Mismatch("ranks", len(ours), len(theirs))
-    return next(
-        (
-            mismatch
-            for mine, other in zip(ours, theirs, strict=True)
-            if (mismatch := find_mismatch(mine, other)) is not None
-        ),
-        None,
-    )
+    mapping = map_kv(prefill.register.geometry, decode.register.geometry)
+    return mapping if isinstance(mapping, Mismatch) else None
 
 
 def introduction(register: Register, will_push: bool) -> ConnectPeer:
@@ -230,6 +222,6 @@ def introduction(register: Register, will_push: bool) -> ConnectPeer:
         incarnation=register.incarnation,
         agent_metadata=register.agent_metadata,
         region_addresses=register.region_addresses,
-        num_blocks=register.geometry[0].num_blocks,
+        geometry=register.geometry,
         will_push=will_push,
     )

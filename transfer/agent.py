@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from dynrt.transfer.units import UnitRange
+from dynrt.transfer.events import ConnectPeer
+from dynrt.transfer.mapping import KvMapping
+from dynrt.transfer.write import Write
 
 
 class NixlError(Exception):
@@ -30,20 +31,11 @@ class Agent(Protocol):
     @property
     def region_addresses(self) -> list[int]: ...
 
-    def connect_peer(
-        self, incarnation: str, metadata: bytes, addresses: Sequence[int], num_blocks: int
-    ) -> None: ...
+    def connect_peer(self, peer: ConnectPeer, mapping: KvMapping) -> None: ...
 
     def remove_peer(self, incarnation: str) -> None: ...
 
-    def post_write(
-        self,
-        peer: str,
-        units: UnitRange,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        notification: bytes,
-    ) -> Any: ...
+    def post_write(self, write: Write, notification: bytes) -> Any: ...
 
     def poll_write(self, handle: Any) -> WriteState: ...
 

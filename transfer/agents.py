@@ -20,14 +20,14 @@ def open_agents(
 ) -> list[Agent]:
     """Registers the memory at once. Raises NixlError."""
     return [
-        _wrap(NixlAgent(f"{incarnation}:{rank}", shape, regions[rank]), shape, options)
+        _wrap(NixlAgent(f"{incarnation}:{rank}", rank, shape, regions[rank]), shape, options)
         for rank, shape in enumerate(geometry)
     ]
 
 
 def _wrap(agent: Agent, geometry: KvGeometry, options: TransferOptions) -> Agent:
     if options.throttle is not None:
-        agent = ThrottledAgent(agent, options.throttle, geometry.layer_block_bytes)
+        agent = ThrottledAgent(agent, options.throttle)
     if options.faults:
         agent = FaultyAgent(agent, options.faults, geometry.num_blocks)
     return agent

@@ -1,4 +1,4 @@
-"""Checksums of KV blocks in host memory: CRC-32 of one layer's block, K and V together."""
+"""Checksums of KV in host memory: CRC-32 of what a route carries of one piece in one layer, cell after cell."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import zlib
 from collections.abc import Sequence
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.transfer.layout import KvGeometry, KvRegion
+from dynrt.transfer.layout import KvRegion
+from dynrt.transfer.mapping import Slice
 from dynrt.transfer.units import UnitRange
 
 
-class BlockChecksums:
+class KvChecksums:
     """Reads the KV memory of all ranks; the caller knows that nothing writes to what is read.
 
     Raises ConfigError for KV in device memory.
     """
 
-    def __init__(self, geometry: Sequence[KvGeometry], regions: Sequence[Sequence[KvRegion]]) -> None:
-        self._block_bytes = [rank.layer_block_bytes for rank in geometry]
+    def __init__(self, regions: Sequence[Sequence[KvRegion]]) -> None:
         self._layers = [[_view(region) for region in rank] for rank in regions]
 
-    def of_block(self, rank: int, layer: int, block_id: int) -> int:
-        size = self._block_bytes[rank]
-        return zlib.crc32(self._layers[rank][layer][block_id * size : (block_id + 1) * size])
+    def of_piece(self, cells: Slice, layer: int, piece_id: int) -> int:
+        region, checksum = self._layers[cells.rank][layer], 0
+        for begin in cells.cells(piece_id):
+            checksum = zlib.crc32(region[begin : begin + cells.cell_bytes], checksum)
+        return checksum
 
-    def of_units(self, units: UnitRange, block_ids: Sequence[int]) -> list[int]:
-        """Of blocks `block_ids` in each layer of `units`, layer after layer."""
-        return [
-            self.of_block(units.rank, layer, block_id) for layer in units.layers() for block_id in block_ids
-        ]
+    def of_units(self, cells: Slice, units: UnitRange, piece_ids: Sequence[int]) -> list[int]:
+        """Of these pieces in each layer of `units`, layer after layer."""
+        return [self.of_piece(cells, layer, piece_id) for layer in units.layers() for piece_id in piece_ids]
 
 
 def _view(region: KvRegion) -> memoryview:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dynrt.transfer.agent import Agent, NixlError
 from dynrt.transfer.events import ConnectPeer
+from dynrt.transfer.mapping import KvMapping
 
 CONNECT_WINDOW_S = 10.0  # how long both ends drive a connection that is being made
 RETRY_S = 1.0  # a connection that cannot be made again is tried again
@@ -16,7 +17,7 @@ class Connections:
 
     def __init__(self, agents: Sequence[Agent]) -> None:
         self._agents = agents
-        self._known: dict[str, ConnectPeer] = {}
+        self._known: dict[str, tuple[ConnectPeer, KvMapping]] = {}
         self._broken: dict[str, float] = {}  # by peer, when to try again
         self.poll_until = 0.0  # drive the transport until then
 
@@ -28,17 +29,18 @@ class Connections:
         """A connection to or from here is being made."""
         self.poll_until = now + CONNECT_WINDOW_S
 
-    def connect(self, event: ConnectPeer) -> None:
-        """Raises NixlError."""
-        if len(event.agent_metadata) != len(self._agents):
-            raise NixlError(
-                f"{event.incarnation} has {len(event.agent_metadata)} ranks, this worker has {len(self._agents)}"
-            )
-        for agent, metadata, addresses in zip(
-            self._agents, event.agent_metadata, event.region_addresses, strict=True
-        ):
-            agent.connect_peer(event.incarnation, metadata, addresses, event.num_blocks)
-        self._known[event.incarnation] = event
+    def connect(self, event: ConnectPeer, mapping: KvMapping) -> None:
+        """Each rank to those of the peer's that it pushes to. Raises NixlError."""
+        for agent in self._agents:
+            agent.connect_peer(event, mapping)
+        self._known[event.incarnation] = event, mapping
+
+    def notify(self, peer: str, notification: bytes) -> None:
+        """By a rank that pushes to `peer`, to one that it pushes to. Raises NixlError."""
+        if peer not in self._known:
+            raise NixlError(f"{peer} is not connected")
+        _, mapping = self._known[peer]
+        self._agents[mapping.routes[0].source.rank].notify(peer, notification)
 
     def break_off(self, peer: str, now: float) -> bool:
         """A write to `peer` failed: its connection is of no use. False if there was none, or this is known."""
@@ -57,7 +59,7 @@ class Connections:
         for agent in self._agents:
             agent.remove_peer(peer)
         try:
-            self.connect(self._known[peer])
+            self.connect(*self._known[peer])
         except NixlError:
             return False
         del self._broken[peer]

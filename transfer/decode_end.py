@@ -5,8 +5,10 @@ Sans-IO: events and the time go in, effects come out. The table of states and ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import product
 from typing import Literal, Protocol
 
 from dynrt.transfer.bounded import BoundedDict
@@ -23,7 +25,9 @@ from dynrt.transfer.events import (
     RenewLease,
     Reserved,
 )
+from dynrt.transfer.layout import KvGeometry, Mismatch
 from dynrt.transfer.local import CommitBlocks, ReleaseBlocks, ReservationMade
+from dynrt.transfer.mapping import KvMapping, Slice, map_kv, pieces_of
 from dynrt.transfer.notifications import Notification, SenderQuiesced, UnitsWritten
 from dynrt.transfer.units import UnitSet
 
@@ -45,6 +49,8 @@ class DecodeState(Enum):
 @dataclass
 class _Handoff:
     reservation: ReservationMade
+    mapping: KvMapping  # of the peer's KV onto ours
+    piece_ids: list[int]  # ours, that are to be written
     units: UnitSet
     lease_until: float
     last_unit_at: float
@@ -52,7 +58,7 @@ class _Handoff:
     first_token: FirstToken | None = None
     reason: str = ""
     cause: Cause = "cancelled"
-    checksums: dict[tuple[int, int, int], int] = field(default_factory=dict)  # by unit, as they were sent
+    checksums: dict[tuple[int, int, int], int] = field(default_factory=dict)  # as they were sent, by unit
     quiet_polls: int = 0  # FENCED: polls since anything was new
     quiet_since: float = 0.0
 
@@ -67,28 +73,28 @@ class _Handoff:
 
 
 class ReadChecksum(Protocol):
-    """What lies in a block of a layer now."""
+    """What lies in a route's part of a piece of a layer now."""
 
-    def __call__(self, rank: int, layer: int, block_id: int) -> int: ...
+    def __call__(self, cells: Slice, layer: int, piece_id: int) -> int: ...
 
 
 class DecodeEnd:
-    """All handoffs whose blocks are reserved here. `host` names the clock that `received_at` is read from.
+    """All handoffs whose blocks are reserved here. `geometry`: of this worker's ranks.
 
-    With `read_checksum`, a handoff is committed only if every block is what was sent. An engine that does not take a
-    first token samples it itself: all units are then all that its handoffs wait for.
+    `host` names the clock that `received_at` is read from. With `read_checksum`, a handoff is committed only if every
+    piece is what was sent. An engine that does not take a first token samples it itself: all units are then all that
+    its handoffs wait for.
     """
 
     def __init__(
         self,
-        num_ranks: int,
-        num_layers: int,
+        geometry: Sequence[KvGeometry],
         host: str,
         read_checksum: ReadChecksum | None = None,
         takes_first_token: bool = True,
     ) -> None:
-        self._num_ranks = num_ranks
-        self._num_layers = num_layers
+        self._geometry = geometry
+        self._mappings: dict[str, KvMapping] = {}  # by peer
         self._host = host
         self._read_checksum = read_checksum
         self._takes_first_token = takes_first_token
@@ -105,6 +111,13 @@ class DecodeEnd:
         """Whether it is open here, or was."""
         return handoff_id in self._open or handoff_id in self._ended
 
+    def introduce(self, peer: str, geometry: Sequence[KvGeometry]) -> KvMapping | Mismatch:
+        """`peer`'s ranks, before anything is reserved for what it pushes."""
+        mapping = map_kv(geometry, self._geometry)
+        if isinstance(mapping, KvMapping):
+            self._mappings[peer] = mapping
+        return mapping
+
     # --- from the compute thread ------------------------------------------------------------------
 
     def reserved(self, event: ReservationMade, now: float) -> list[DecodeEffect]:
@@ -113,16 +126,20 @@ class DecodeEnd:
         if handoff_id in self._ended:  # cancelled before: the peer never hears of these blocks
             return [Order(ReleaseBlocks(*handoff_id))]
         if event.peer in self._dead_peers:
-            self._ended[handoff_id] = "drained"
-            drained = Drained(*handoff_id, f"prefill worker {event.peer} is dead", "fenced")
-            return [Order(ReleaseBlocks(*handoff_id)), Tell(drained)]
+            return self._turn_away(handoff_id, f"prefill worker {event.peer} is dead", "fenced")
+        if event.peer not in self._mappings:
+            return self._turn_away(handoff_id, f"{event.peer} was never introduced", "refused")
         assert handoff_id not in self._open, f"{event.key.hex()}:{event.epoch} was reserved twice"
-        units = UnitSet(self._num_ranks, self._num_layers, len(event.block_ids))
-        handoff = _Handoff(event, units, lease_until=now + event.lease_s, last_unit_at=now)
+        handoff = _open(event, self._mappings[event.peer], now)
         handoff.first_token = self._early_tokens.pop(handoff_id, None)
         self._open[handoff_id] = handoff
-        answer = Reserved(*handoff_id, event.first_block, event.block_ids)
+        answer = Reserved(*handoff_id, event.first_block, event.block_ids, event.num_prompt_tokens)
         return [Tell(answer), *self._commit_if_ready(handoff)]
+
+    def _turn_away(self, handoff_id: HandoffId, reason: str, cause: Cause) -> list[DecodeEffect]:
+        """Nobody was told of its blocks."""
+        self._ended[handoff_id] = "drained"
+        return [Order(ReleaseBlocks(*handoff_id)), Tell(Drained(*handoff_id, reason, cause))]
 
     # --- from the runtime -------------------------------------------------------------------------
 
@@ -162,6 +179,7 @@ class DecodeEnd:
     def fence(self, incarnation: str, now: float) -> None:
         """That peer's process has ended; what its connection still holds can land at the next polls."""
         self._dead_peers[incarnation] = None
+        self._mappings.pop(incarnation, None)
         for handoff in self._open.values():
             is_affected = handoff.reservation.peer == incarnation and not handoff.is_complete
             if not is_affected or handoff.state is DecodeState.FENCED:
@@ -258,13 +276,15 @@ class DecodeEnd:
         """The first unit that is not what was sent; None if all are, or nobody asked."""
         if self._read_checksum is None:
             return None
-        for rank in range(self._num_ranks):
-            for layer in range(self._num_layers):
-                for index, block_id in enumerate(handoff.reservation.block_ids):
-                    sent = handoff.checksums.get((rank, layer, index))
-                    found = self._read_checksum(rank, layer, block_id)
-                    if sent != found:
-                        return f"rank {rank}, layer {layer}, block {block_id} has checksum {found}, sent was {sent}"
+        mapping, layers = handoff.mapping, range(handoff.mapping.num_layers)
+        for (index, route), layer in product(enumerate(mapping.routes), layers):
+            for piece, piece_id in enumerate(handoff.piece_ids):
+                sent = handoff.checksums.get((index, layer, piece))
+                found = self._read_checksum(route.target, layer, piece_id)
+                if sent != found:
+                    block_id = piece_id // mapping.target_pieces_per_block
+                    where = f"rank {route.target.rank}, layer {layer}, block {block_id}"
+                    return f"{where} has checksum {found}, sent was {sent}"
         return None
 
     def _drain(self, handoff: _Handoff) -> list[DecodeEffect]:
@@ -277,7 +297,17 @@ class DecodeEnd:
         self._ended[handoff.id] = outcome
 
 
+def _open(event: ReservationMade, mapping: KvMapping, now: float) -> _Handoff:
+    """Its units: the pieces that hold the prompt, without those that are our own prefix hit."""
+    per_block = mapping.target_pieces_per_block
+    num_pieces = max(0, mapping.num_pieces(event.num_prompt_tokens) - event.first_block * per_block)
+    piece_ids = pieces_of(event.block_ids, per_block)[:num_pieces]
+    assert len(piece_ids) == num_pieces, f"{event.num_prompt_tokens} tokens do not fit into {event.block_ids}"
+    units = UnitSet(len(mapping.routes), mapping.num_layers, num_pieces)
+    return _Handoff(event, mapping, piece_ids, units, lease_until=now + event.lease_s, last_unit_at=now)
+
+
 def _note_checksums(handoff: _Handoff, event: UnitsWritten) -> None:
     units = event.units
-    keys = ((units.rank, layer, block) for layer in units.layers() for block in units.blocks())
+    keys = ((units.route, layer, piece) for layer in units.layers() for piece in units.pieces())
     handoff.checksums.update(zip(keys, event.checksums, strict=False))  # none from a sender that makes none

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from dynrt.transfer.agent import Agent, NixlError, WriteState
-from dynrt.transfer.units import UnitRange
+from dynrt.transfer.events import ConnectPeer
+from dynrt.transfer.mapping import KvMapping
+from dynrt.transfer.write import Write
 
 
 class DeferredWrite:
     """The handle of a write. Until `due_at` (time.monotonic) it is IN_FLIGHT and its receiver knows nothing of it."""
 
-    def __init__(self, due_at: float, *arguments: Any) -> None:
+    def __init__(self, due_at: float, write: Write, notification: bytes) -> None:
         self.due_at = due_at
-        self.arguments = arguments  # of the inner agent's post_write
+        self.write = write
+        self.notification = notification
         self.handle: Any = None  # the inner agent's, once it was posted
         self.has_failed = False
 
@@ -35,23 +37,14 @@ class DeferringAgent(ABC):
     def region_addresses(self) -> list[int]:
         return self.inner.region_addresses
 
-    def connect_peer(
-        self, incarnation: str, metadata: bytes, addresses: Sequence[int], num_blocks: int
-    ) -> None:
-        self.inner.connect_peer(incarnation, metadata, addresses, num_blocks)
+    def connect_peer(self, peer: ConnectPeer, mapping: KvMapping) -> None:
+        self.inner.connect_peer(peer, mapping)
 
     def remove_peer(self, incarnation: str) -> None:
         self.inner.remove_peer(incarnation)
 
     @abstractmethod
-    def post_write(
-        self,
-        peer: str,
-        units: UnitRange,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        notification: bytes,
-    ) -> Any:
+    def post_write(self, write: Write, notification: bytes) -> Any:
         """A DeferredWrite."""
 
     def poll_write(self, handle: Any) -> WriteState:
@@ -63,7 +56,7 @@ class DeferringAgent(ABC):
 
     def post_now(self, write: DeferredWrite) -> None:
         try:
-            write.handle = self.inner.post_write(*write.arguments)
+            write.handle = self.inner.post_write(write.write, write.notification)
         except NixlError:
             write.has_failed = True
 

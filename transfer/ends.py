@@ -9,13 +9,16 @@ from dynrt.transfer.effects import DecodeEffect, PrefillEffect
 from dynrt.transfer.events import (
     Arm,
     CancelHandoff,
+    ConnectPeer,
     FencePeer,
     FirstToken,
     PeerQuiesced,
     RenewLease,
     Retarget,
 )
+from dynrt.transfer.layout import Mismatch
 from dynrt.transfer.local import PrefillOpened, ReservationMade
+from dynrt.transfer.mapping import KvMapping
 from dynrt.transfer.prefill_end import PrefillEnd
 
 Effects = Sequence[PrefillEffect] | Sequence[DecodeEffect]
@@ -42,6 +45,11 @@ class HandoffEnds:
     @property
     def num_open(self) -> int:
         return self.prefill.num_open + self.decode.num_open
+
+    def introduce(self, peer: ConnectPeer) -> KvMapping | Mismatch:
+        """How KV maps between this worker and `peer`; nothing is handed off to or from a stranger."""
+        end = self.prefill if peer.will_push else self.decode
+        return end.introduce(peer.incarnation, peer.geometry)
 
     def on_event(self, event: EndEvent, now: float) -> Effects:
         """Pass it on to the end that it is for."""

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from dynrt.transfer.layout import KvGeometry
+
 KEY_BYTES = 16
 
 HandoffId = tuple[bytes, int]  # key, epoch
@@ -42,11 +44,12 @@ class HandoffMessage(msgspec.Struct, frozen=True):
 
 
 class Arm(HandoffMessage, frozen=True, tag=True):
-    """The target is known: push prompt blocks `first_block, first_block + 1, …` into these blocks of `peer`."""
+    """The target is known: push the prompt from `peer`'s block `first_block` on into these blocks of it."""
 
     peer: str  # the decode worker's incarnation
     first_block: int
     block_ids: list[int]
+    num_tokens: int  # of the prompt
 
 
 class Retarget(HandoffMessage, frozen=True, tag=True):
@@ -106,7 +109,7 @@ class ConnectPeer(msgspec.Struct, frozen=True, tag=True):
     incarnation: str
     agent_metadata: list[bytes]  # one per rank
     region_addresses: list[list[int]]  # per rank, the address of each layer's region
-    num_blocks: int
+    geometry: list[KvGeometry]  # one per rank
     will_push: bool  # True to the end that pushes
 
 
@@ -149,6 +152,7 @@ class Reserved(HandoffMessage, frozen=True, tag=True):
 
     first_block: int
     block_ids: list[int]
+    num_tokens: int  # of the prompt; blocks are counted otherwise where they are larger or smaller
 
 
 class ReserveRefused(HandoffMessage, frozen=True, tag=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from dynrt.transfer.agent import Agent, NixlError, WriteState
 from dynrt.transfer.deferring import DeferredWrite, DeferringAgent
-from dynrt.transfer.units import UnitRange
+from dynrt.transfer.write import Write
 
 REORDER_S = 0.05  # how long a write is held back for a later one to overtake it
 
@@ -53,26 +53,20 @@ class FaultyAgent(DeferringAgent):
         self._number = 0  # of the write to be posted next
         self._overtaken: list[DeferredWrite] = []
 
-    def post_write(
-        self,
-        peer: str,
-        units: UnitRange,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        notification: bytes,
-    ) -> Any:
+    def post_write(self, write: Write, notification: bytes) -> Any:
         fault = next((fault for fault in self._faults if fault.hits(self._number)), None)
         self._number += 1
         kind = None if fault is None else fault.kind
         if kind == "refuse":
-            raise NixlError(f"write to {peer}: an injected fault")
+            raise NixlError(f"write to {write.peer}: an injected fault")
         if kind == "corrupt":
-            source_ids = [(block + 1) % self._num_blocks for block in source_ids]
+            others = [(piece + 1) % self._num_blocks for piece in write.source_pieces]
+            write = msgspec.structs.replace(write, source_pieces=others)
         due_at = 0.0 if fault is None else _due_at(fault, time.monotonic())
-        write = FaultyWrite(due_at, peer, units, source_ids, target_ids, notification)
-        write.kind, write.has_failed = kind, kind == "fail"
-        self._let_overtake(write)
-        return write
+        faulty = FaultyWrite(due_at, write, notification)
+        faulty.kind, faulty.has_failed = kind, kind == "fail"
+        self._let_overtake(faulty)
+        return faulty
 
     def poll_write(self, handle: Any) -> WriteState:
         state = super().poll_write(handle)

@@ -1,13 +1,14 @@
-"""The shape of a worker's KV cache, and whether two workers' caches map onto each other."""
+"""The shape of a worker's KV cache; how two of them map onto each other is transfer/mapping.py."""
 
 from __future__ import annotations
+
+from math import prod
 
 import msgspec
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
-_INNER_AXES = ("kv", "token", "head", "dim")
-_MUST_MATCH = ("num_layers", "num_kv_heads", "head_size", "dtype", "block_size", "order")
+INNER_AXES = ("kv", "token", "head", "dim")
 
 
 class KvGeometry(msgspec.Struct, frozen=True):
@@ -34,15 +35,30 @@ class KvGeometry(msgspec.Struct, frozen=True):
                 f"heads {self.first_head} … {self.first_head + self.num_kv_heads - 1} of {self.model_kv_heads}"
             )
         first, *inner = self.order.split(",")
-        missing, unknown = set(_INNER_AXES) - set(inner), set(inner) - set(_INNER_AXES)
+        missing, unknown = set(INNER_AXES) - set(inner), set(inner) - set(INNER_AXES)
         is_whole = len(unknown) == 1 if missing else not unknown
         if first != "block" or not is_whole or len(set(inner)) != len(inner):
-            raise ValueError(f"order {self.order!r} is not block and then each of {', '.join(_INNER_AXES)}")
+            raise ValueError(f"order {self.order!r} is not block and then each of {', '.join(INNER_AXES)}")
 
     @property
     def model_kv_heads(self) -> int:
         """KV heads of the model, on whatever ranks."""
         return self.total_kv_heads or self.num_kv_heads
+
+    def heads(self) -> range:
+        """Those of the model's KV heads that this rank holds."""
+        return range(self.first_head, self.first_head + self.num_kv_heads)
+
+    def axes(self) -> list[tuple[str, int]]:
+        """The axes inside a block and their sizes, outermost first."""
+        sizes = {"kv": 2, "token": self.block_size, "head": self.num_kv_heads, "dim": self.head_size}
+        inner = self.order.split(",")[1:]
+        missing = prod(size for axis, size in sizes.items() if axis not in inner)
+        return [(axis, sizes.get(axis, missing)) for axis in inner]
+
+    def tells_apart(self, axis: str) -> bool:
+        """Whether `order` says where one index of that axis ends and the next begins."""
+        return axis in self.order.split(",")
 
     @property
     def layer_block_bytes(self) -> int:
@@ -67,12 +83,3 @@ class Mismatch(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.field} is {self.prefill!r} on prefill and {self.decode!r} on decode"
-
-
-def find_mismatch(prefill: KvGeometry, decode: KvGeometry) -> Mismatch | None:
-    """None if a prefill worker of the first geometry can push into a decode worker of the second."""
-    for field in _MUST_MATCH:
-        ours, theirs = getattr(prefill, field), getattr(decode, field)
-        if ours != theirs:
-            return Mismatch(field, ours, theirs)
-    return None

@@ -281,9 +281,7 @@ class HandoffLedger:
             return []
         handoff.phase, handoff.deadline = Phase.PUSHING, None
         self._expect_commit(handoff, now)
-        return [
-            Send(handoff.prefill, Arm(*handoff.id, handoff.decode, message.first_block, message.block_ids))
-        ]
+        return [Send(handoff.prefill, _arm(handoff, message))]
 
     def _committed(self, handoff: _Handoff, message: Committed, now: float) -> list[LedgerEffect]:
         handoff.decode_end = EndState.ENDED
@@ -416,3 +414,7 @@ def _peers_to_fence(affected: Iterable[_Handoff], incarnation: str) -> list[str]
         if handoff.decode == incarnation and handoff.prefill_end is EndState.OPEN:
             peers[handoff.prefill] = None
     return list(peers)
+
+
+def _arm(handoff: _Handoff, target: Reserved) -> Arm:
+    return Arm(*handoff.id, handoff.decode, target.first_block, target.block_ids, target.num_tokens)

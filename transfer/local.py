@@ -26,7 +26,7 @@ class BlocksReady(msgspec.Struct, frozen=True):
     first_block: int
     block_ids: list[int]
     written: bool
-    num_prompt_blocks: int  # all blocks of the prompt, a partly filled last one included
+    num_prompt_tokens: int
 
 
 class StepBegins(msgspec.Struct, frozen=True):
@@ -51,6 +51,7 @@ class ReservationMade(msgspec.Struct, frozen=True):
     first_block: int
     block_ids: list[int]
     lease_s: float
+    num_prompt_tokens: int
 
 
 class CommitBlocks(msgspec.Struct, frozen=True):

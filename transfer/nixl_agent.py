@@ -13,10 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dynrt.transfer.agent import NixlError, WriteState
+from dynrt.transfer.events import ConnectPeer
 from dynrt.transfer.layout import KvGeometry, KvRegion
+from dynrt.transfer.mapping import KvMapping, Route, Slice
 from dynrt.transfer.units import UnitRange
+from dynrt.transfer.write import Write
 
 log = logging.getLogger("dynrt.transfer")
+
+MAX_CELLS = 2**31 - 1  # of a prepared list: NIXL's indices are int32
 
 
 def _import_bindings() -> Any:
@@ -53,24 +58,33 @@ _encode_card = msgspec.msgpack.Encoder().encode
 _decode_card = msgspec.msgpack.Decoder(AgentCard).decode
 
 
+class _Path(msgspec.Struct, frozen=True):
+    """NIXL's prepared lists of all cells on both sides of a route."""
+
+    own: Any
+    theirs: Any
+
+
 class _Peer(msgspec.Struct, frozen=True):
-    name: str
-    blocks: Any  # prepared list of the peer's (layer, block)s
-    num_blocks: int
+    """`names`: its ranks' agents that this rank writes to; `paths`: by the index of each route from here."""
+
+    names: dict[int, str]
+    paths: dict[int, _Path]
 
 
 class NixlAgent:
     """`name` must be new in the world: NIXL refuses a second agent of a name it knows. Raises NixlError."""
 
-    def __init__(self, name: str, geometry: KvGeometry, regions: Sequence[KvRegion]) -> None:
+    def __init__(self, name: str, rank: int, geometry: KvGeometry, regions: Sequence[KvRegion]) -> None:
         devices = {region.device for region in regions}
         assert len(regions) == geometry.num_layers and len(devices) == 1, (
             "one region per layer, all on one device"
         )
         device = devices.pop()
-        self._geometry = geometry
+        self._rank = rank
         self._memory, self._device = ("DRAM", 0) if device is None else ("VRAM", device)
         self._peers: dict[str, _Peer] = {}
+        self._own_cells: dict[Slice, Any] = {}  # prepared lists, shared by all peers that take the same
         self._unreleased: list[Any] = []  # handles that NIXL would not let go of yet
         self.region_addresses = [region.address for region in regions]
         try:
@@ -78,32 +92,47 @@ class NixlAgent:
             self._agent = nixl.nixl_agent(name, config)
             memory = [(region.address, region.num_bytes, self._device, "") for region in regions]
             self._registered = self._agent.register_memory(memory, mem_type=self._memory)
-            own = _strided(
-                self.region_addresses, geometry.num_blocks, geometry.layer_block_bytes, self._device
-            )
-            self._blocks = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", own, mem_type=self._memory)
             card = AgentCard(self._agent.get_agent_metadata(), self._memory, self._device)
         except _NIXL_ERRORS as error:
             raise NixlError(f"NIXL agent {name} cannot be set up: {_describe(error)}") from error
         self.metadata = _encode_card(card)
 
-    def connect_peer(
-        self, incarnation: str, metadata: bytes, addresses: Sequence[int], num_blocks: int
-    ) -> None:
-        """Make `post_write` to `incarnation` possible; a known one is left as it is. Raises NixlError."""
-        if incarnation in self._peers:
+    def connect_peer(self, peer: ConnectPeer, mapping: KvMapping) -> None:
+        """Make `post_write` to this peer possible; a known one is left as it is. Raises NixlError."""
+        if peer.incarnation in self._peers:
             return
-        card = _decode_card(metadata)
-        if len(addresses) != self._geometry.num_layers:
-            raise NixlError(f"{incarnation} has {len(addresses)} layers, not {self._geometry.num_layers}")
-        theirs = _strided(addresses, num_blocks, self._geometry.layer_block_bytes, card.device)
+        known = self._peers[peer.incarnation] = _Peer({}, {})
         try:
-            name = self._agent.add_remote_agent(card.metadata)
-            blocks = self._agent.prep_xfer_dlist(name, theirs, mem_type=card.memory)
-            self._agent.make_connection(name)
+            for index, route in enumerate(mapping.routes):
+                if route.source.rank == self._rank:
+                    known.paths[index] = self._connect(known, peer, route)
+        except NixlError:
+            self.remove_peer(peer.incarnation)
+            raise
+
+    def _connect(self, known: _Peer, peer: ConnectPeer, route: Route) -> _Path:
+        rank, addresses = route.target.rank, peer.region_addresses[route.target.rank]
+        if len(addresses) != len(self.region_addresses):
+            raise NixlError(
+                f"{peer.incarnation} has {len(addresses)} layers, not {len(self.region_addresses)}"
+            )
+        card = _decode_card(peer.agent_metadata[rank])
+        rows = cell_rows(addresses, route.target, card.device)
+        try:
+            if rank not in known.names:
+                known.names[rank] = self._agent.add_remote_agent(card.metadata)
+                self._agent.make_connection(known.names[rank])
+            theirs = self._agent.prep_xfer_dlist(known.names[rank], rows, mem_type=card.memory)
+            return _Path(self._prepare_own(route.source), theirs)
         except _NIXL_ERRORS as error:
-            raise NixlError(f"cannot connect to {incarnation}: {_describe(error)}") from error
-        self._peers[incarnation] = _Peer(name, blocks, num_blocks)
+            raise NixlError(f"cannot connect to {peer.incarnation}: {_describe(error)}") from error
+
+    def _prepare_own(self, cells: Slice) -> Any:
+        if cells not in self._own_cells:
+            rows = cell_rows(self.region_addresses, cells, self._device)
+            own = self._agent.prep_xfer_dlist("NIXL_INIT_AGENT", rows, mem_type=self._memory)
+            self._own_cells[cells] = own
+        return self._own_cells[cells]
 
     def remove_peer(self, incarnation: str) -> None:
         """Disconnect. Recalls nothing that was posted. Unknown: no-op."""
@@ -111,32 +140,28 @@ class NixlAgent:
         if peer is None:
             return
         try:
-            peer.blocks.release()
-            self._agent.remove_remote_agent(peer.name)
+            for path in peer.paths.values():
+                path.theirs.release()
+            for name in peer.names.values():
+                self._agent.remove_remote_agent(name)
         except _NIXL_ERRORS as error:
             log.warning("peer %s left with %s", incarnation, _describe(error))
 
-    def post_write(
-        self,
-        peer: str,
-        units: UnitRange,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        notification: bytes,
-    ) -> Any:
-        """Post one WRITE of blocks `source_ids` of each layer in `units`; its handle. Raises NixlError."""
-        known = self._peers.get(peer)
+    def post_write(self, write: Write, notification: bytes) -> Any:
+        """Post one WRITE; its handle. The notification goes to the target rank's agent. Raises NixlError."""
+        known = self._peers.get(write.peer)
         if known is None:
-            raise NixlError(f"{peer} is not connected")
-        local = _block_indices(units, source_ids, self._geometry.num_blocks)
-        remote = _block_indices(units, target_ids, known.num_blocks)
+            raise NixlError(f"{write.peer} is not connected")
+        path = known.paths[write.units.route]
+        local = cell_indices(write.route.source, write.units, write.source_pieces)
+        remote = cell_indices(write.route.target, write.units, write.target_pieces)
         try:
             handle = self._agent.make_prepped_xfer(
-                "WRITE", self._blocks, local, known.blocks, remote, notification
+                "WRITE", path.own, local, path.theirs, remote, notification
             )
             self._agent.transfer(handle)
         except _NIXL_ERRORS as error:
-            raise NixlError(f"write to {peer}: {_describe(error)}") from error
+            raise NixlError(f"write to {write.peer}: {_describe(error)}") from error
         return handle
 
     def poll_write(self, handle: Any) -> WriteState:
@@ -164,12 +189,12 @@ class NixlAgent:
         return [notification for received in by_sender.values() for notification in received]
 
     def notify(self, peer: str, notification: bytes) -> None:
-        """Send a notification that is ordered against nothing. Raises NixlError."""
+        """Send a notification that is ordered against nothing, to one of the peer's ranks. Raises NixlError."""
         known = self._peers.get(peer)
-        if known is None:
+        if known is None or not known.names:
             raise NixlError(f"{peer} is not connected")
         try:
-            self._agent.send_notif(known.name, notification)
+            self._agent.send_notif(next(iter(known.names.values())), notification)
         except _NIXL_ERRORS as error:
             raise NixlError(f"notification to {peer}: {_describe(error)}") from error
 
@@ -178,26 +203,47 @@ class NixlAgent:
         for incarnation in list(self._peers):
             self.remove_peer(incarnation)
         try:
-            self._blocks.release()
+            for own in self._own_cells.values():
+                own.release()
             self._agent.deregister_memory(self._registered)
         except _NIXL_ERRORS as error:
             log.warning("agent closed with %s", _describe(error))
 
 
-def _strided(
-    addresses: Sequence[int], num_blocks: int, block_bytes: int, device: int
-) -> npt.NDArray[np.uint64]:
-    """NIXL's compressed list of all blocks of all layers: rows of (address, length, device, stride, count)."""
-    rows = [(address, block_bytes, device, block_bytes, num_blocks) for address in addresses]
+def cell_rows(addresses: Sequence[int], cells: Slice, device: int) -> npt.NDArray[np.uint64]:
+    """NIXL's compressed list of all cells: rows of (address, length, device, stride, count), a count being all blocks.
+
+    Rows are in the order layer, piece of a block, cell. `addresses`: of each layer's region. Raises NixlError.
+    """
+    rows = [
+        (
+            address + piece * cells.piece_stride + offset,
+            cells.cell_bytes,
+            device,
+            cells.block_bytes,
+            cells.num_blocks,
+        )
+        for address in addresses
+        for piece in range(cells.pieces_per_block)
+        for offset in cells.cell_offsets
+    ]
+    if len(rows) * cells.num_blocks > MAX_CELLS:
+        raise NixlError(
+            f"{len(rows) * cells.num_blocks} pieces of KV to choose from, NIXL counts up to {MAX_CELLS}"
+        )
     return np.array(rows, dtype=np.uint64)
 
 
-def _block_indices(units: UnitRange, block_ids: Sequence[int], num_blocks: int) -> npt.NDArray[np.int32]:
-    """Where blocks `block_ids` of the layers in `units` stand in a `_strided` list; NIXL merges neighbours."""
+def cell_indices(cells: Slice, units: UnitRange, piece_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Where these pieces' cells, in the layers of `units`, stand in a `cell_rows` list; NIXL merges neighbours."""
+    blocks, pieces = np.divmod(np.asarray(piece_ids, dtype=np.int32), np.int32(cells.pieces_per_block))
+    assert blocks.min() >= 0 and blocks.max() < cells.num_blocks, f"blocks {blocks.min()} to {blocks.max()}"
+    num_cells = len(cells.cell_offsets)
     layers = np.arange(units.first_layer, units.first_layer + units.num_layers, dtype=np.int32)
-    ids = np.asarray(block_ids, dtype=np.int32)
-    assert ids.min() >= 0 and ids.max() < num_blocks, f"block ids reach from {ids.min()} to {ids.max()}"
-    return (layers[:, None] * np.int32(num_blocks) + ids[None, :]).ravel()
+    rows = (layers[:, None] * np.int32(cells.pieces_per_block) + pieces) * np.int32(num_cells)
+    firsts = rows * np.int32(cells.num_blocks) + blocks
+    steps = np.arange(num_cells, dtype=np.int32) * np.int32(cells.num_blocks)
+    return (firsts[:, :, None] + steps).ravel()
 
 
 def _describe(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """The notifications that travel over NIXL from the prefill end to the decode end, little-endian, 40 bytes.
 
-`kind, flags, rank, first_layer, num_layers, first_block, num_blocks, epoch, key`. Blocks are indices into the
-reservation's block list. In checksum mode the blocks' checksums follow, 4 bytes each, layer after layer.
+`kind, flags, route, first_layer, num_layers, first_piece, num_pieces, epoch, key`, as in units.UnitRange. In checksum
+mode the pieces' checksums follow, 4 bytes each, layer after layer.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ def decode(packed: bytes) -> Notification:
     """The inverse of the two above. MalformedNotificationError: wrong length or an unknown kind."""
     if len(packed) < NOTIFICATION_BYTES:
         raise MalformedNotificationError(f"{len(packed)} bytes, expected {NOTIFICATION_BYTES}")
-    kind, flags, rank, first_layer, num_layers, first_block, num_blocks, epoch, key = _LAYOUT.unpack_from(
-        packed
-    )
+    kind, flags, *units, epoch, key = _LAYOUT.unpack_from(packed)
     if kind == _WRITTEN:
-        units = UnitRange(rank, first_layer, num_layers, first_block, num_blocks)
-        return UnitsWritten(key, epoch, units, _checksums(packed, num_layers * num_blocks))
+        written = UnitRange(*units)
+        checksums = _checksums(packed, written.num_layers * written.num_pieces)
+        return UnitsWritten(key, epoch, written, checksums)
     if kind == _QUIESCED and len(packed) == NOTIFICATION_BYTES:
         return SenderQuiesced(key, epoch, bool(flags & _CLEAN))
     raise MalformedNotificationError(f"kind {kind}, expected {_WRITTEN} or {_QUIESCED}")

@@ -6,6 +6,7 @@ how each write ended. The table of states and events is docs/handoff.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -15,10 +16,13 @@ from dynrt.transfer.bounded import BoundedDict
 from dynrt.transfer.coalescing import Pacing
 from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
 from dynrt.transfer.events import Arm, CancelHandoff, Cause, HandoffId, Quiesced, Retarget, Sent, Stalled
+from dynrt.transfer.layout import KvGeometry, Mismatch
 from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
+from dynrt.transfer.mapping import KvMapping, map_kv, pieces_of
 from dynrt.transfer.notifications import encode_quiesced
 from dynrt.transfer.units import UnitRange
 from dynrt.transfer.window import Windows, max_write_bytes
+from dynrt.transfer.write import Write
 
 TOMBSTONES = 8192  # ended handoffs remembered, so that nothing late can open them again
 STALL_S = 5.0  # several times what a full window takes
@@ -32,15 +36,19 @@ class PrefillState(Enum):
     CANCELLING = auto()  # posts nothing more, waits for what was posted
 
 
-class Write(msgspec.Struct, frozen=True):
-    """One push to post: `units.num_blocks` blocks of each of `units.num_layers` layers."""
+class _Target(msgspec.Struct, frozen=True):
+    """Where a handoff's pieces go. Pieces are counted from the prompt's first; decode holds the first ones already."""
 
-    id: HandoffId
-    peer: str
-    units: UnitRange
-    source_ids: list[int]
-    target_ids: list[int]
-    num_bytes: int
+    mapping: KvMapping
+    first_piece: int
+    end_piece: int
+    piece_ids: list[int]
+
+    @classmethod
+    def of(cls, arm: Arm, mapping: KvMapping) -> _Target:
+        per_block = mapping.target_pieces_per_block
+        end_piece = mapping.num_pieces(arm.num_tokens)
+        return cls(mapping, arm.first_block * per_block, end_piece, pieces_of(arm.block_ids, per_block))
 
 
 @dataclass
@@ -50,12 +58,23 @@ class _Extent:
     first_block: int  # of the prompt
     block_ids: list[int]
     layers_written: int
-    layers_posted: list[int]  # per rank
     layers_per_push: int = 1
+    first_piece: int = 0  # of the prompt; this and the next two once there is a target
+    piece_ids: list[int] = field(default_factory=list)
+    layers_posted: list[int] = field(default_factory=list)  # by route
+
+    def aim(self, target: _Target) -> None:
+        """See which pieces of it the target wants."""
+        per_block = target.mapping.source_pieces_per_block
+        begin = self.first_block * per_block
+        end = min(begin + len(self.block_ids) * per_block, target.end_piece)
+        self.first_piece = max(begin, target.first_piece)
+        self.piece_ids = pieces_of(self.block_ids, per_block)[self.first_piece - begin : max(0, end - begin)]
+        self.layers_posted = [0] * len(target.mapping.routes)
 
     def is_over(self, num_layers: int) -> bool:
         """Written in full, and posted in full as far as the target wants it."""
-        is_posted = min(self.layers_posted) == num_layers or not self.block_ids
+        is_posted = not self.piece_ids or min(self.layers_posted) == num_layers
         return is_posted and self.layers_written == num_layers
 
 
@@ -66,9 +85,11 @@ class _Handoff:
     number: int  # in the order in which they were opened
     state: PrefillState = PrefillState.COMPUTING
     arm: Arm | None = None
+    target: _Target | None = None  # of `arm`
     extents: list[_Extent] = field(default_factory=list)  # not yet posted in full, oldest first
     num_announced: int = 0  # prompt blocks 0 … num_announced - 1 were announced
     num_prompt_blocks: int | None = None
+    num_prompt_tokens: int | None = None
     num_unfinished: int = 0  # posted, not yet seen DONE
     moved_at: float = 0.0  # the last time that a write was posted or seen to end
     is_stalled: bool = False
@@ -86,23 +107,16 @@ class _Handoff:
         assert self.num_prompt_blocks is not None, "nothing was announced"
         return self.num_prompt_blocks - self.num_announced, self.number
 
-    def cut_to_target(self) -> None:
-        """Forget source blocks that decode holds already: its own prefix hit is not sent."""
-        assert self.arm is not None
-        for extent in self.extents:
-            num_held = max(0, self.arm.first_block - extent.first_block)
-            extent.first_block += num_held
-            extent.block_ids = extent.block_ids[num_held:]
-
 
 class PrefillEnd:
-    """All handoffs whose prompts are computed here. `layer_block_bytes`: of one block of one layer on one rank."""
+    """All handoffs whose prompts are computed here. `geometry`: of this worker's ranks."""
 
-    def __init__(self, num_ranks: int, num_layers: int, layer_block_bytes: int) -> None:
-        self._num_ranks = num_ranks
-        self._num_layers = num_layers
-        self._layer_block_bytes = layer_block_bytes
-        self._pacing = Pacing(num_layers)
+    def __init__(self, geometry: Sequence[KvGeometry]) -> None:
+        self._geometry = geometry
+        self._num_layers = geometry[0].num_layers
+        self._layer_block_bytes = sum(rank.layer_block_bytes for rank in geometry)
+        self._mappings: dict[str, KvMapping] = {}  # by peer
+        self._pacing = Pacing(self._num_layers)
         self._open: dict[HandoffId, _Handoff] = {}
         self._moved: dict[HandoffId, HandoffId] = {}  # what the engine calls a retargeted one: its present id
         self._ended: BoundedDict[HandoffId, None] = BoundedDict(TOMBSTONES)
@@ -141,7 +155,8 @@ class PrefillEnd:
         num_blocks = sum(len(extent.block_ids) for extent in self._step)
         self._pacing.step_begins(num_blocks, now)
         layer_bytes = num_blocks * self._layer_block_bytes
-        group = self._pacing.layers_per_push(len(self._step), num_blocks, layer_bytes)
+        num_writes = len(self._step) * len(self._geometry)  # about: one for each route
+        group = self._pacing.layers_per_push(num_writes, num_blocks, layer_bytes)
         self.layers_per_push = group
         for extent in self._step:
             extent.layers_per_push = group
@@ -162,7 +177,8 @@ class PrefillEnd:
         if handoff is None:  # ended meanwhile; the engine pinned these blocks all the same
             return [Order(ReleaseBlocks(ready.key, ready.epoch))]
         assert ready.first_block <= handoff.num_announced, f"blocks before {ready.first_block} never came"
-        handoff.num_prompt_blocks = ready.num_prompt_blocks
+        handoff.num_prompt_tokens = ready.num_prompt_tokens
+        handoff.num_prompt_blocks = -(-ready.num_prompt_tokens // self._geometry[0].block_size)
         num_known = handoff.num_announced - ready.first_block
         block_ids = ready.block_ids[num_known:]
         if block_ids:
@@ -171,7 +187,9 @@ class PrefillEnd:
 
     def _add_extent(self, handoff: _Handoff, block_ids: list[int], written: bool) -> None:
         layers_written = self._num_layers if written else 0
-        extent = _Extent(handoff.num_announced, block_ids, layers_written, [0] * self._num_ranks)
+        extent = _Extent(handoff.num_announced, block_ids, layers_written)
+        if handoff.target is not None:
+            extent.aim(handoff.target)
         handoff.num_announced += len(block_ids)
         handoff.extents.append(extent)
         if not written:
@@ -187,7 +205,13 @@ class PrefillEnd:
         handoff = self._get_or_open(event.id)  # its PrefillOpened can still come
         if handoff.state is not PrefillState.COMPUTING:
             return []
-        handoff.arm, handoff.state = event, PrefillState.PUSHING
+        handoff.arm = event
+        mapping = self._mappings.get(event.peer)
+        if mapping is None:
+            return self._stop(handoff, f"{event.peer} is not connected", "transport")
+        handoff.state, handoff.target = PrefillState.PUSHING, _Target.of(event, mapping)
+        for extent in handoff.extents:
+            extent.aim(handoff.target)
         return self._progressed(event.id)
 
     def retarget(self, event: Retarget) -> list[PrefillEffect]:
@@ -221,9 +245,17 @@ class PrefillEnd:
             reason = f"decode worker {incarnation} is dead"
             effects += self._end(handoff, Quiesced(*handoff.id, reason, cause="fenced"))
         self._windows.fenced(incarnation)
+        self._mappings.pop(incarnation, None)
         return effects
 
     # --- connections ------------------------------------------------------------------------------
+
+    def introduce(self, peer: str, geometry: Sequence[KvGeometry]) -> KvMapping | Mismatch:
+        """`peer`'s ranks, before anything is pushed to it."""
+        mapping = map_kv(self._geometry, geometry)
+        if isinstance(mapping, KvMapping):
+            self._mappings[peer] = mapping
+        return mapping
 
     def hold(self, peer: str) -> None:
         """Its connection is broken: post nothing to it until `resume`."""
@@ -304,34 +336,21 @@ class PrefillEnd:
         return handoff
 
     def _next_write_of(self, handoff: _Handoff, max_bytes: int) -> Write | None:
+        assert handoff.target is not None
         for extent in handoff.extents:
-            for rank in range(self._num_ranks):
-                num_layers = self._layers_due(extent, rank, max_bytes)
+            for index, route in enumerate(handoff.target.mapping.routes):
+                layer_bytes = len(extent.piece_ids) * route.piece_bytes
+                num_layers = self._layers_due(extent, index, layer_bytes, max_bytes)
                 if num_layers > 0:
-                    return self._take(handoff, extent, rank, num_layers)
+                    return _take(handoff, extent, index, num_layers)
         return None
 
-    def _layers_due(self, extent: _Extent, rank: int, max_bytes: int) -> int:
-        pending = extent.layers_written - extent.layers_posted[rank]
+    def _layers_due(self, extent: _Extent, route: int, layer_bytes: int, max_bytes: int) -> int:
+        pending = extent.layers_written - extent.layers_posted[route]
         waits = pending < extent.layers_per_push and extent.layers_written < self._num_layers
-        if waits or not extent.block_ids:
+        if waits or not extent.piece_ids:
             return 0
-        return min(pending, max(1, max_bytes // (len(extent.block_ids) * self._layer_block_bytes)))
-
-    def _take(self, handoff: _Handoff, extent: _Extent, rank: int, num_layers: int) -> Write:
-        assert handoff.arm is not None
-        num_blocks = len(extent.block_ids)
-        first_block = extent.first_block - handoff.arm.first_block
-        units = UnitRange(rank, extent.layers_posted[rank], num_layers, first_block, num_blocks)
-        extent.layers_posted[rank] += num_layers
-        return Write(
-            id=handoff.id,
-            peer=handoff.arm.peer,
-            units=units,
-            source_ids=extent.block_ids,
-            target_ids=handoff.arm.block_ids[first_block : first_block + num_blocks],
-            num_bytes=num_blocks * num_layers * self._layer_block_bytes,
-        )
+        return min(pending, max(1, max_bytes // layer_bytes))
 
     def _get_or_open(self, handoff_id: HandoffId) -> _Handoff:
         handoff = self._open.get(handoff_id)
@@ -366,13 +385,12 @@ class PrefillEnd:
 
     def _push_on(self, handoff: _Handoff) -> list[PrefillEffect]:
         assert handoff.arm is not None
-        num_blocks, end = handoff.num_prompt_blocks, handoff.arm.first_block + len(handoff.arm.block_ids)
-        if num_blocks is not None and num_blocks != end:
-            reason = f"the prompt has {num_blocks} blocks, decode reserved up to {end}"
+        num_tokens, num_reserved = handoff.num_prompt_tokens, handoff.arm.num_tokens
+        if num_tokens is not None and num_tokens != num_reserved:
+            reason = f"the prompt has {num_tokens} tokens, decode reserved for {num_reserved}"
             return self._stop(handoff, reason, "mismatch")
-        handoff.cut_to_target()
         handoff.extents = [extent for extent in handoff.extents if not extent.is_over(self._num_layers)]
-        if handoff.extents or handoff.num_unfinished or handoff.num_announced != num_blocks:
+        if handoff.extents or handoff.num_unfinished or handoff.num_announced != handoff.num_prompt_blocks:
             if handoff.extents:
                 self._postable.setdefault(handoff.arm.peer, set()).add(handoff.id)
             return []
@@ -398,3 +416,20 @@ class PrefillEnd:
         self._moved.pop(handoff.source_id, None)
         self._ended[handoff.id] = None
         return [Order(ReleaseBlocks(*handoff.source_id)), Tell(message)]
+
+
+def _take(handoff: _Handoff, extent: _Extent, route: int, num_layers: int) -> Write:
+    """The next `num_layers` layers of `extent` on that route."""
+    arm, target = handoff.arm, handoff.target
+    assert arm is not None and target is not None
+    num_pieces, first_piece = len(extent.piece_ids), extent.first_piece - target.first_piece
+    units = UnitRange(route, extent.layers_posted[route], num_layers, first_piece, num_pieces)
+    extent.layers_posted[route] += num_layers
+    return Write(
+        id=handoff.id,
+        peer=arm.peer,
+        route=target.mapping.routes[route],
+        units=units,
+        source_pieces=extent.piece_ids,
+        target_pieces=target.piece_ids[first_piece : first_piece + num_pieces],
+    )

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from dynrt.transfer import notifications
 from dynrt.transfer.agent import Agent, NixlError, WriteState
-from dynrt.transfer.checksums import BlockChecksums
+from dynrt.transfer.checksums import KvChecksums
 from dynrt.transfer.effects import PrefillEffect
-from dynrt.transfer.prefill_end import PrefillEnd, Write
+from dynrt.transfer.prefill_end import PrefillEnd
 from dynrt.transfer.trace import TransferTrace
+from dynrt.transfer.write import Write
 
 
 class _Posted(NamedTuple):
@@ -29,7 +30,7 @@ class Pusher:
         self,
         prefill: PrefillEnd,
         agents: Sequence[Agent],
-        checksums: BlockChecksums | None,
+        checksums: KvChecksums | None,
         trace: TransferTrace | None,
     ) -> None:
         self._prefill = prefill
@@ -65,7 +66,7 @@ class Pusher:
         effects: list[PrefillEffect] = []
         posted, self._posted = self._posted, []
         for item in posted:
-            agent = self._agents[item.write.units.rank]
+            agent = self._agents[item.write.source_rank]
             state = agent.poll_write(item.handle)
             if state is WriteState.IN_FLIGHT:
                 self._posted.append(item)
@@ -78,17 +79,16 @@ class Pusher:
         """That peer is dead: its writes are waited for no more."""
         for item in self._posted:
             if item.write.peer == incarnation:
-                self._agents[item.write.units.rank].release_write(item.handle)
+                self._agents[item.write.source_rank].release_write(item.handle)
         self._posted = [item for item in self._posted if item.write.peer != incarnation]
         self.broken_peers.discard(incarnation)
 
     def _post(self, write: Write) -> Any:
-        units = write.units
-        checksums = [] if self._checksums is None else self._checksums.of_units(units, write.source_ids)
+        units, checksums = write.units, list[int]()
+        if self._checksums is not None:
+            checksums = self._checksums.of_units(write.route.source, units, write.source_pieces)
         notification = notifications.encode_written(*write.id, units, checksums)
-        return self._agents[units.rank].post_write(
-            write.peer, units, write.source_ids, write.target_ids, notification
-        )
+        return self._agents[write.source_rank].post_write(write, notification)
 
     def _ended(self, item: _Posted, state: WriteState) -> list[PrefillEffect]:
         if state is WriteState.FAILED:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, cast
 from dynrt.transfer import notifications
 from dynrt.transfer.agent import NixlError
 from dynrt.transfer.agents import open_agents
-from dynrt.transfer.checksums import BlockChecksums
+from dynrt.transfer.checksums import KvChecksums
 from dynrt.transfer.connections import Connections
 from dynrt.transfer.decode_end import DecodeEnd
 from dynrt.transfer.effects import Notify, Order, Tell
@@ -27,8 +27,9 @@ from dynrt.transfer.events import (
     FromPrefillEnd,
     PeerConnected,
 )
-from dynrt.transfer.layout import KvGeometry, KvRegion
+from dynrt.transfer.layout import KvGeometry, KvRegion, Mismatch
 from dynrt.transfer.local import BlocksReady, LayerWritten, StepBegins, ToCompute
+from dynrt.transfer.mapping import KvMapping
 from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.prefill_end import PrefillEnd
 from dynrt.transfer.pusher import Pusher
@@ -80,13 +81,13 @@ class TransferThread:
         assert len(geometry) == len(regions) and all(rank.num_layers == num_layers for rank in geometry)
         self._num_layers = num_layers
         self._trace = None if options.trace is None else TransferTrace(Path(options.trace))
-        checksums = BlockChecksums(geometry, regions) if options.verify else None
+        checksums = KvChecksums(regions) if options.verify else None
         self._agents = open_agents(incarnation, geometry, regions, options)
         self._connections = Connections(self._agents)
-        self._prefill = PrefillEnd(len(geometry), num_layers, geometry[0].layer_block_bytes)
+        self._prefill = PrefillEnd(geometry)
         self._pusher = Pusher(self._prefill, self._agents, checksums, self._trace)
-        read_checksum = None if checksums is None else checksums.of_block
-        self._decode = DecodeEnd(len(geometry), num_layers, host, read_checksum, takes_first_token)
+        read_checksum = None if checksums is None else checksums.of_piece
+        self._decode = DecodeEnd(geometry, host, read_checksum, takes_first_token)
         self._ends = HandoffEnds(self._prefill, self._decode)
         self._to_runtime = to_runtime
         self._to_compute = to_compute
@@ -215,14 +216,19 @@ class TransferThread:
 
     def _connect(self, event: ConnectPeer) -> None:
         self._connections.expect(time.monotonic())
-        if not event.will_push:
-            return
-        error: str | None = None
+        mapping = self._ends.introduce(event)
+        if event.will_push:
+            self._to_runtime(PeerConnected(event.incarnation, self._try_connect(event, mapping)))
+
+    def _try_connect(self, event: ConnectPeer, mapping: KvMapping | Mismatch) -> str | None:
+        """Why that did not work, if it did not."""
+        if isinstance(mapping, Mismatch):
+            return str(mapping)
         try:
-            self._connections.connect(event)
+            self._connections.connect(event, mapping)
         except NixlError as failure:
-            error = str(failure)
-        self._to_runtime(PeerConnected(event.incarnation, error))
+            return str(failure)
+        return None
 
     def _watch(self) -> None:
         """What need not be looked at in every turn."""
@@ -305,7 +311,7 @@ class TransferThread:
 
     def _notify(self, effect: Notify) -> None:
         try:
-            self._agents[0].notify(effect.peer, effect.notification)
+            self._connections.notify(effect.peer, effect.notification)
         except NixlError as error:
             log.info("left to the runtime to relay: %s", error)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from dynrt.transfer.agent import Agent
 from dynrt.transfer.deferring import DeferredWrite, DeferringAgent
-from dynrt.transfer.units import UnitRange
+from dynrt.transfer.write import Write
 
 
 class LinkSpeed(msgspec.Struct, frozen=True):
@@ -37,19 +36,9 @@ class PacedLink:
 class ThrottledAgent(DeferringAgent):
     """Posts a write once the paced link has carried its bytes: decode sees them no earlier, in one piece."""
 
-    def __init__(self, inner: Agent, speed: LinkSpeed, layer_block_bytes: int) -> None:
+    def __init__(self, inner: Agent, speed: LinkSpeed) -> None:
         super().__init__(inner)
         self._link = PacedLink(speed)
-        self._layer_block_bytes = layer_block_bytes
 
-    def post_write(
-        self,
-        peer: str,
-        units: UnitRange,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        notification: bytes,
-    ) -> Any:
-        num_bytes = units.num_layers * units.num_blocks * self._layer_block_bytes
-        due_at = self._link.carry(num_bytes, time.monotonic())
-        return DeferredWrite(due_at, peer, units, source_ids, target_ids, notification)
+    def post_write(self, write: Write, notification: bytes) -> Any:
+        return DeferredWrite(self._link.carry(write.num_bytes, time.monotonic()), write, notification)

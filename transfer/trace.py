@@ -28,7 +28,7 @@ class TraceEvent(msgspec.Struct, frozen=True):
     key: str = ""  # of the handoff, in hex
     first_layer: int = 0
     num_layers: int = 0
-    num_blocks: int = 0  # step: that it completes
+    num_blocks: int = 0  # step: that it completes; else pieces, which are blocks between alike workers
     cpu_s: float = 0.0
 
 
@@ -52,7 +52,7 @@ class TransferTrace:
     def moved(
         self, kind: Literal["posted", "done", "received"], key: bytes, units: UnitRange, at: float
     ) -> None:
-        self._add(TraceEvent(at, kind, key.hex(), units.first_layer, units.num_layers, units.num_blocks))
+        self._add(TraceEvent(at, kind, key.hex(), units.first_layer, units.num_layers, units.num_pieces))
 
     def flush(self) -> None:
         if self._events:

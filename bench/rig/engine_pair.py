@@ -232,7 +232,14 @@ class EnginePair:
 
     def _arm(self, reserved: Reserved) -> None:
         decode = self._registers["decode"].incarnation
-        arm = Arm(reserved.key, reserved.epoch, decode, reserved.first_block, reserved.block_ids)
+        arm = Arm(
+            reserved.key,
+            reserved.epoch,
+            decode,
+            reserved.first_block,
+            reserved.block_ids,
+            reserved.num_tokens,
+        )
         self._send("prefill", arm)
 
     def _send(self, role: str, message: Any) -> None:

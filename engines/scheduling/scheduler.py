@@ -302,8 +302,8 @@ class Scheduler:
             if block_ids:
                 self._pool.acquire(block_ids)
                 self._pinned.setdefault(sequence.id, []).extend(block_ids)
-                num_blocks = len(sequence.block_ids)
-                batch.ready.append(BlocksReady(*sequence.id, first_block, block_ids, written, num_blocks))
+                num_tokens = len(sequence.token_ids)
+                batch.ready.append(BlocksReady(*sequence.id, first_block, block_ids, written, num_tokens))
                 sequence.num_announced = num_ready
 
     def _store_full_blocks(self, sequence: Sequence) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from dynrt.engines.sim.link import LinkQueue
 from dynrt.engines.sim.profile import Profile
 from dynrt.engines.sim.timed import TimedStep
@@ -16,9 +18,11 @@ from dynrt.transfer.decode_end import DecodeEnd
 from dynrt.transfer.effects import Notify, Order, Tell
 from dynrt.transfer.ends import Effects, EndEvent, HandoffEnds
 from dynrt.transfer.events import ConnectPeer, FromDecodeEnd, FromPrefillEnd, PeerConnected
+from dynrt.transfer.layout import KvGeometry
 from dynrt.transfer.local import ToCompute
 from dynrt.transfer.notifications import UnitsWritten, decode
-from dynrt.transfer.prefill_end import PrefillEnd, Write
+from dynrt.transfer.prefill_end import PrefillEnd
+from dynrt.transfer.write import Write
 
 HOST = "simulated"  # all share one clock
 
@@ -32,7 +36,7 @@ class Handoffs:
         self,
         incarnation: str,
         profile: Profile,
-        block_size: int,
+        geometry: KvGeometry,
         peers: Peers,
         tell: Callable[[FromPrefillEnd | FromDecodeEnd], None],
         order: Callable[[ToCompute], None],
@@ -41,8 +45,8 @@ class Handoffs:
         self._tell = tell
         self._order = order
         self._link = LinkQueue(profile.link)
-        self._prefill = PrefillEnd(1, 1, block_size * profile.kv_bytes_per_token)
-        self._decode = DecodeEnd(1, 1, HOST)
+        self._prefill = PrefillEnd([_flat(geometry)])
+        self._decode = DecodeEnd([_flat(geometry)], HOST)
         self._ends = HandoffEnds(self._prefill, self._decode)
         self._step: TimedStep | None = None
         self._growing: set[int] = set()  # blocks whose KV this step writes
@@ -68,6 +72,8 @@ class Handoffs:
 
     def post(self, event: EndEvent | ConnectPeer) -> None:
         if isinstance(event, ConnectPeer):
+            flat = [_flat(rank) for rank in event.geometry]
+            self._ends.introduce(msgspec.structs.replace(event, geometry=flat))
             if event.will_push:
                 self._tell(PeerConnected(event.incarnation))
             return
@@ -86,12 +92,16 @@ class Handoffs:
     def _arrival(self, write: Write, now: float) -> float:
         """When the link has carried it, its layers no sooner than they are computed."""
         step = self._step
-        if step is None or now >= step.ends_at or write.source_ids[0] not in self._growing:
+        if step is None or now >= step.ends_at or not self._is_growing(write):
             return self._link.send(now, write.num_bytes)
         layer_bytes = write.num_bytes / step.num_layers
         for layer in range(step.num_layers):
             arrives_at = self._link.send(max(now, step.layer_at(layer)), layer_bytes)
         return arrives_at
+
+    def _is_growing(self, write: Write) -> bool:
+        """Whether this step computes what is written."""
+        return write.source_pieces[0] // write.route.source.pieces_per_block in self._growing
 
     def _arrived(self, write: Write, posted_at: float, now: float) -> None:
         self._peers[write.peer].units_written(UnitsWritten(*write.id, write.units), now)
@@ -115,6 +125,12 @@ class Handoffs:
     def notified(self, notification: bytes) -> None:
         """A peer says that it stopped."""
         self._do(self._decode.notified(decode(notification), _now()))
+
+
+def _flat(geometry: KvGeometry) -> KvGeometry:
+    """All layers as one, of as many bytes."""
+    head_size = geometry.head_size * geometry.num_layers
+    return msgspec.structs.replace(geometry, num_layers=1, head_size=head_size)
 
 
 def _now() -> float:

@@ -72,7 +72,7 @@ class SimWorker:
         self.incarnation = incarnation
         self._send = send
         self._on_exit = on_exit
-        self._handoffs = Handoffs(incarnation, core.profile, config.block_size, peers, send, self._post)
+        self._handoffs = Handoffs(incarnation, core.profile, core.info.geometry[0], peers, send, self._post)
         self._orders = Orders(core, self._handoffs, self._publish)
         self._inbox: deque[Order] = deque()
         self._running: TimedStep | Stretch | None = None

@@ -63,7 +63,7 @@ class Handoffs:
             first_block = prefill.num_announced
             ids = list(block_ids[first_block:num_ready])
             if ids:
-                ready.append(BlocksReady(*prefill.id, first_block, ids, written, num_blocks))
+                ready.append(BlocksReady(*prefill.id, first_block, ids, written, prefill.num_tokens))
                 prefill.pinned += ids
                 prefill.num_announced = num_ready
         return ready

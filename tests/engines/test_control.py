@@ -153,7 +153,7 @@ def test_compute_drops_before_transfer_releases(welcome: Rig) -> None:
 
 
 def test_messages_of_the_handoff_go_to_transfer(welcome: Rig) -> None:
-    arm = Arm(KEY, 0, "peer", 0, [1])
+    arm = Arm(KEY, 0, "peer", 0, [1], 4)
     welcome.tell(arm, SnapshotRequest())
     assert welcome.relayed.next(Arm) == arm
     welcome.relayed.next(SnapshotWanted)

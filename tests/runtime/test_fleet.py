@@ -103,8 +103,8 @@ def test_pair_is_introduced_decode_first(setting: Setting) -> None:
         (to, message) for to, message in setting.channel.take() if isinstance(message, ConnectPeer)
     ]
     assert introductions == [
-        ("inc-d", ConnectPeer("inc-p", [b"inc-p"], [[1, 2]], 64, will_push=False)),
-        ("inc-p", ConnectPeer("inc-d", [b"inc-d"], [[1, 2]], 64, will_push=True)),
+        ("inc-d", ConnectPeer("inc-p", [b"inc-p"], [[1, 2]], [GEOMETRY], will_push=False)),
+        ("inc-p", ConnectPeer("inc-d", [b"inc-d"], [[1, 2]], [GEOMETRY], will_push=True)),
     ]
 
 
@@ -132,9 +132,9 @@ def test_pair_that_cannot_connect_stays_down(setting: Setting) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"geometry": geometry(block_size=32)}, "block_size is 16 on prefill and 32 on decode"),
+        ({"geometry": geometry(block_size=24)}, "block_size is 16 on prefill and 24 on decode"),
         ({"geometry": geometry(dtype="bfloat16")}, "dtype is 'float32' on prefill and 'bfloat16' on decode"),
-        ({"geometry": geometry() * 2}, "ranks is 1 on prefill and 2 on decode"),
+        ({"geometry": geometry(total_kv_heads=2)}, "model_kv_heads is 1 on prefill and 2 on decode"),
     ],
 )
 def test_mismatch_names_the_field_and_both_values(
@@ -159,7 +159,7 @@ def test_numbers_of_blocks_may_differ(setting: Setting) -> None:
 def test_one_partner_is_enough(setting: Setting) -> None:
     setting.add("p", "prefill")
     setting.add("d", "decode")
-    setting.add("odd", "both", geometry=geometry(block_size=32))
+    setting.add("odd", "both", geometry=geometry(dtype="float16"))
     setting.fleet.check_partners()
 
 

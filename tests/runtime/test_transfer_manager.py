@@ -66,12 +66,12 @@ async def hasty() -> AsyncIterator[Setting]:
 async def test_handoff_from_open_to_committed(patient: Setting) -> None:
     manager = patient.manager
     manager.tell(Open(KEY, 0, "p", "d"))
-    manager.tell(Said("d", Reserved(KEY, 0, 0, [4, 5])))
+    manager.tell(Said("d", Reserved(KEY, 0, 0, [4, 5], 20)))
     manager.tell(FirstToken(KEY, 0, 7, 1))
     manager.tell(Said("p", Sent(KEY, 0, 100, 1, 0.0, 0.0)))
     manager.tell(Said("d", Committed(KEY, 0, 5.0, "host")))
     await eventually(lambda: manager.open_handoffs == 0 and bool(patient.decided), "it is over")
-    assert patient.told == [("p", Arm(KEY, 0, "d", 0, [4, 5])), ("d", FirstToken(KEY, 0, 7, 1))]
+    assert patient.told == [("p", Arm(KEY, 0, "d", 0, [4, 5], 20)), ("d", FirstToken(KEY, 0, 7, 1))]
     assert [decided.outcome for decided in patient.decided] == ["committed"]
 
 
@@ -101,7 +101,7 @@ async def test_silent_ends_are_killed_and_their_death_closes_the_handoff(hasty: 
 async def test_end_with_a_full_outbox_is_killed(patient: Setting) -> None:
     patient.full.add("p")
     patient.manager.tell(Open(KEY, 0, "p", "d"))
-    patient.manager.tell(Said("d", Reserved(KEY, 0, 0, [4])))
+    patient.manager.tell(Said("d", Reserved(KEY, 0, 0, [4], 10)))
     await eventually(lambda: patient.killed == ["p"], "it hangs")
 
 

@@ -441,7 +441,9 @@ class SimEngine:
         self._reserved[job.id] = job
         prompt_blocks = job.blocks[: job.num_prompt_blocks]
         submit = job.submit
-        self._transfer.post(ReservationMade(*job.id, submit.peer, 0, prompt_blocks, submit.lease_s))
+        self._transfer.post(
+            ReservationMade(*job.id, submit.peer, 0, prompt_blocks, submit.lease_s, len(job.prompt_ids))
+        )
 
     def _commit(self, order: CommitBlocks) -> None:
         handoff = order.key, order.epoch
@@ -514,7 +516,7 @@ class SimEngine:
         if job.submit.purpose != "prefill" or first == stop:
             return None
         self._pins.add(job.id)
-        return BlocksReady(*job.id, first, job.blocks[first:stop], False, job.num_prompt_blocks)
+        return BlocksReady(*job.id, first, job.blocks[first:stop], False, len(job.prompt_ids))
 
     def _write_layer(self, layer: int, chunk: list[tuple[Job, int]], is_announced: bool) -> None:
         if self._is_stalled:

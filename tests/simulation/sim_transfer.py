@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from sim_memory import GEOMETRY, NUM_LAYERS, SimMemory
+from sim_memory import GEOMETRY, SimMemory
 
 from dynrt.transfer import notifications
 from dynrt.transfer.decode_end import DecodeEnd
@@ -72,8 +72,8 @@ class SimTransfer:
         self._order = order
         self._is_running = is_running
         self._trace = trace
-        self._prefill = PrefillEnd(1, NUM_LAYERS, GEOMETRY.layer_block_bytes)
-        self._decode = DecodeEnd(1, NUM_LAYERS, "simulated", takes_first_token=takes_first_token)
+        self._prefill = PrefillEnd([GEOMETRY])
+        self._decode = DecodeEnd([GEOMETRY], "simulated", takes_first_token=takes_first_token)
         self._ends = HandoffEnds(self._prefill, self._decode)
         self._is_polling = False
         self._sources: dict[HandoffId, HandoffId] = {}  # of retargeted handoffs: what the engine calls them
@@ -108,6 +108,7 @@ class SimTransfer:
         self._keep_polling()
 
     def _connect(self, event: ConnectPeer) -> None:
+        self._ends.introduce(event)
         if event.will_push:
             self._fabric.after(CONNECT_S, lambda: self._connected(event.incarnation))
 
@@ -129,7 +130,7 @@ class SimTransfer:
         owner = self._sources.get(write.id, write.id)
         content = [
             (target, layer, self._memory.read(owner, source, layer))
-            for source, target in zip(write.source_ids, write.target_ids, strict=True)
+            for source, target in zip(write.source_pieces, write.target_pieces, strict=True)
             for layer in layers
         ]
         posted_at = self._now()

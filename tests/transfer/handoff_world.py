@@ -7,7 +7,9 @@ after it landed; a dead sender's bytes can land at the receiver's next two polls
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -16,13 +18,17 @@ from dynrt.transfer.decode_end import DecodeEnd
 from dynrt.transfer.effects import Notify, Order, Tell
 from dynrt.transfer.ends import HandoffEnds
 from dynrt.transfer.events import CancelHandoff, FirstToken, HandoffId, ReserveRefused
+from dynrt.transfer.layout import KvGeometry
 from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
 from dynrt.transfer.ledger_effects import Closed, Decided, Kill, Send
 from dynrt.transfer.local import BlocksReady, CommitBlocks, PrefillOpened, ReleaseBlocks, ReservationMade
-from dynrt.transfer.prefill_end import PrefillEnd, Write
+from dynrt.transfer.mapping import Slice
+from dynrt.transfer.prefill_end import PrefillEnd
+from dynrt.transfer.write import Write
 
 DECODE_BLOCKS = 12
 LEASE_S = 30.0
+VALUE_BYTES = 2
 LATE_POLLS = 2  # polls of the receiver within which a broken connection's bytes land
 
 
@@ -33,9 +39,10 @@ class Prompt:
     id: HandoffId
     prefill: str
     decode: str
-    num_blocks: int
-    prefill_hit: int
-    decode_hit: int
+    num_tokens: int
+    num_blocks: int  # as prefill counts them
+    prefill_hit: int  # its blocks
+    decode_hit: int  # decode's blocks
     computed: int = 0  # blocks, in the current life of the sequence
     is_dropped: bool = False
     moved_from: Prompt | None = None  # the same prompt, for which its decode worker had no room
@@ -57,10 +64,19 @@ class Flying:
     is_stuck: bool = False  # neither lands nor ends, for as long as both workers live
     late_polls: int | None = None  # set once the connection broke: lands within so many polls, or never
 
+    @property
+    def source_blocks(self) -> set[int]:
+        return _blocks(self.write.source_pieces, self.write.route.source)
+
+    @property
+    def target_blocks(self) -> set[int]:
+        return _blocks(self.write.target_pieces, self.write.route.target)
+
 
 @dataclass
 class Worker:
     name: str
+    geometry: list[KvGeometry]
     prefill: PrefillEnd
     decode: DecodeEnd
     alive: bool = True
@@ -77,7 +93,9 @@ class Worker:
         default_factory=list
     )  # (prompt, prompt block, block id)
     finishing: list[Prompt] = field(default_factory=list)  # prompts whose last block is in the current step
-    memory: dict[tuple[int, int, int], Any] = field(default_factory=dict)  # (rank, layer, block) → content
+    memory: dict[tuple[int, int, int], Any] = field(
+        default_factory=dict
+    )  # (rank, layer, value's index) → content
     pinned: dict[HandoffId, list[int]] = field(default_factory=lambda: defaultdict(list))
     reserved: dict[HandoffId, tuple[Prompt, list[int]]] = field(default_factory=dict)
     free: list[int] = field(default_factory=lambda: list(range(DECODE_BLOCKS)))
@@ -102,14 +120,21 @@ class World:
     ) -> None:
         self.rng = Random(seed)
         self.now = 0.0
-        self.num_ranks = self.rng.choice((1, 1, 2))
         self.num_layers = self.rng.randint(1, 4)
+        self.num_heads = self.rng.choice((1, 2))
+        self.order = self.rng.choice(("block,kv,token,head,dim", "block,kv,head,token,dim"))
+        prefill_shape, decode_shape = self._make_geometry(), self._make_geometry()
         self.cancels, self.deaths, self.hangs, self.failures = cancels, deaths, hangs, failures
         self.stalls = stalls
         self.is_scarce = is_scarce  # reservations wait for room, instead of being refused
         self.workers: dict[str, Worker] = {}
-        for name in ("p0", "p1", "d0", "d1"):
-            self._start_worker(name)
+        for name in ("p0", "p1"):
+            self._start_worker(name, prefill_shape)
+        for name in ("d0", "d1"):
+            self._start_worker(name, decode_shape)
+        for prefill, decode in product(("p0", "p1"), ("d0", "d1")):
+            self.workers[prefill].prefill.introduce(decode, decode_shape)
+            self.workers[decode].decode.introduce(prefill, prefill_shape)
         self.ledger = HandoffLedger(LedgerLimits(lease_s=LEASE_S, room_s=0.1 if is_scarce else 60.0))
         self.held: list[Prompt] = []  # finished, and without room on decode
         self.flying: list[Flying] = []
@@ -125,11 +150,21 @@ class World:
         self.speed = self.rng.choice((0.05, 0.2, 1.0))  # of the network: writes that land in a turn
         self.promptness = self.rng.choice((0.02, 0.3, 1.0))  # of compute threads that are asked for something
 
-    def _start_worker(self, name: str) -> None:
-        prefill = PrefillEnd(self.num_ranks, self.num_layers, layer_block_bytes=1 << 20)
-        takes_first_token = self.rng.random() < 0.7
-        decode = DecodeEnd(self.num_ranks, self.num_layers, "host", takes_first_token=takes_first_token)
-        self.workers[name] = Worker(name, prefill, decode)
+    def _make_geometry(self) -> list[KvGeometry]:
+        """Of blocks of 1, 2 or 4 tokens; with more ranks than heads, some hold the same."""
+        block_size, num_ranks = self.rng.choice((1, 2, 4)), self.rng.choice((1, 1, 2, 3))
+        firsts = [rank * self.num_heads // num_ranks for rank in range(num_ranks)]
+        count = max(1, self.num_heads // num_ranks)
+        return [
+            KvGeometry(
+                self.num_layers, 1 << 20, block_size, count, 1, "float16", self.order, first, self.num_heads
+            )
+            for first in firsts
+        ]
+
+    def _start_worker(self, name: str, geometry: list[KvGeometry]) -> None:
+        decode = DecodeEnd(geometry, "host", takes_first_token=self.rng.random() < 0.7)
+        self.workers[name] = Worker(name, geometry, PrefillEnd(geometry), decode)
 
     # --- the run ----------------------------------------------------------------------------------
 
@@ -182,14 +217,17 @@ class World:
                 action()
 
     def _submit(self) -> None:
-        num_blocks = self.rng.randint(1, 6)
+        num_tokens = self.rng.randint(1, 8)
+        block_size = self.workers["p0"].geometry[0].block_size
+        most_held = num_tokens // self.workers["d0"].geometry[0].block_size
         prompt = Prompt(
             id=(bytes([len(self.prompts)]) * 16, self.rng.randint(0, 3)),
             prefill=self.rng.choice(("p0", "p1")),
             decode=self.rng.choice(("d0", "d1")),
-            num_blocks=num_blocks,
-            prefill_hit=self.rng.randint(0, num_blocks - 1),
-            decode_hit=self.rng.choice((0, 0, self.rng.randint(0, num_blocks))),
+            num_tokens=num_tokens,
+            num_blocks=-(-num_tokens // block_size),
+            prefill_hit=self.rng.randint(0, (num_tokens - 1) // block_size),
+            decode_hit=self.rng.choice((0, 0, self.rng.randint(0, most_held))),
         )
         if not (self.workers[prompt.prefill].alive and self.workers[prompt.decode].alive):
             return
@@ -275,19 +313,15 @@ class World:
     def _check_nothing_flies(self, worker: Worker, block_ids: list[int]) -> None:
         for flying in self.flying:
             is_here = flying.write.peer == worker.name and not flying.landed
-            assert not (is_here and set(flying.write.target_ids) & set(block_ids)), (
-                "freed, but a write is on its way"
-            )
+            assert not (is_here and flying.target_blocks & set(block_ids)), "freed, but a write is on its way"
 
     def _commit(self, worker: Worker, handoff_id: HandoffId) -> None:
         prompt, block_ids = worker.reserved.pop(handoff_id)
         self._check_nothing_flies(worker, block_ids)
-        for index, block_id in enumerate(block_ids):
-            for rank in range(self.num_ranks):
-                for layer in range(self.num_layers):
-                    expected = (prompt.source_id, rank, layer, prompt.decode_hit + index)
-                    assert worker.memory[rank, layer, block_id] == expected
-                    assert self.units_posted[handoff_id, rank, layer, index] == 1
+        for layer in range(self.num_layers):
+            for index, block_id in enumerate(block_ids, prompt.decode_hit):
+                for where, expected in self._block_values(worker, prompt, layer, index, block_id):
+                    assert worker.memory[where] == expected
         assert handoff_id not in self.committed
         self.committed.add(handoff_id)
         worker.free += block_ids
@@ -299,7 +333,7 @@ class World:
             if not worker.reserves or self.rng.random() > self.promptness:
                 continue
             prompt = worker.reserves[0]
-            num_needed = prompt.num_blocks - prompt.decode_hit
+            num_needed = -(-prompt.num_tokens // worker.geometry[0].block_size) - prompt.decode_hit
             if self.is_scarce and num_needed > len(worker.free):
                 continue
             worker.reserves.popleft()
@@ -310,7 +344,9 @@ class World:
             block_ids = [worker.free.pop(0) for _ in range(num_needed)]
             worker.reserved[prompt.id] = (prompt, block_ids)
             lease_s = self.rng.choice((LEASE_S, 0.2)) if self.cancels else LEASE_S
-            event = ReservationMade(*prompt.id, prompt.prefill, prompt.decode_hit, block_ids, lease_s)
+            event = ReservationMade(
+                *prompt.id, prompt.prefill, prompt.decode_hit, block_ids, lease_s, prompt.num_tokens
+            )
             self._do(worker, worker.decode.reserved(event, self.now))
 
     def _take_elsewhere(self) -> None:
@@ -327,8 +363,10 @@ class World:
     def _move(self, held: Prompt) -> None:
         new_id = held.id[0], held.id[1] + 10
         decode = "d1" if held.decode == "d0" else "d0"
-        hit = self.rng.choice((0, held.num_blocks))
-        moved = Prompt(new_id, held.prefill, decode, held.num_blocks, 0, hit, moved_from=held)
+        hit = self.rng.choice((0, held.num_tokens // self.workers[decode].geometry[0].block_size))
+        moved = Prompt(
+            new_id, held.prefill, decode, held.num_tokens, held.num_blocks, 0, hit, moved_from=held
+        )
         self.prompts[new_id] = moved
         if self.workers[decode].alive:
             self.workers[decode].inbox.append(moved)
@@ -384,11 +422,30 @@ class World:
                     self._write_block(worker, prompt, layer, index, block_id)
             else:
                 worker.step_blocks.append((prompt, index, block_id))
-        return BlocksReady(*prompt.id, start, block_ids, written, prompt.num_blocks)
+        return BlocksReady(*prompt.id, start, block_ids, written, prompt.num_tokens)
 
     def _write_block(self, worker: Worker, prompt: Prompt, layer: int, index: int, block_id: int) -> None:
-        for rank in range(self.num_ranks):
-            worker.memory[rank, layer, block_id] = (prompt.id, rank, layer, index)
+        worker.memory.update(self._block_values(worker, prompt, layer, index, block_id))
+
+    def _block_values(
+        self, worker: Worker, prompt: Prompt, layer: int, index: int, block_id: int
+    ) -> Iterator[tuple[tuple[int, int, int], Any]]:
+        """What stands where in a prompt's block `index`: (rank, layer, value's index), content."""
+        size = worker.geometry[0].block_size
+        positions = range(index * size, min(prompt.num_tokens, (index + 1) * size))
+        for rank, geometry in enumerate(worker.geometry):
+            count = geometry.num_kv_heads
+            for kv, position, head in product(range(2), positions, geometry.heads()):
+                content = prompt.source_id, layer, kv, position, head
+                inner = position % size, head - geometry.first_head
+                if self.order == "block,kv,token,head,dim":
+                    offset = (kv * size + inner[0]) * count + inner[1]
+                else:
+                    offset = (kv * count + inner[1]) * size + inner[0]
+                yield (
+                    (rank, layer, block_id * 2 * size * count + offset),
+                    content,
+                )
 
     def _write_layer(self, worker: Worker) -> None:
         layer = worker.steps.popleft()
@@ -409,10 +466,10 @@ class World:
         if worker is None or write is None:
             return
         units = write.units
-        for layer in range(units.first_layer, units.first_layer + units.num_layers):
-            for block in range(units.first_block, units.first_block + units.num_blocks):
-                self.units_posted[write.id, units.rank, layer, block] += 1
-                assert self.units_posted[write.id, units.rank, layer, block] == 1, "a unit was pushed twice"
+        for layer in units.layers():
+            for piece in units.pieces():
+                self.units_posted[write.id, units.route, layer, piece] += 1
+                assert self.units_posted[write.id, units.route, layer, piece] == 1, "a unit was pushed twice"
         worker.prefill.write_posted(write, 0.001)
         self.flying.append(Flying(write, worker.name, self.now))
 
@@ -427,18 +484,19 @@ class World:
         if not receiver.alive:
             return
         reserved = receiver.reserved.get(write.id)
-        assert reserved is not None and set(write.target_ids) <= set(reserved[1]), (
+        assert reserved is not None and flying.target_blocks <= set(reserved[1]), (
             "a write into foreign blocks"
         )
         sender = self.workers[flying.sender]
         assert (
             not sender.alive
             or flying.late_polls is not None
-            or set(write.source_ids) <= set(sender.pinned[self.prompts[write.id].source_id])
+            or flying.source_blocks <= set(sender.pinned[self.prompts[write.id].source_id])
         ), "read from unpinned blocks"
-        for layer in range(units.first_layer, units.first_layer + units.num_layers):
-            for source, target in zip(write.source_ids, write.target_ids, strict=True):
-                receiver.memory[units.rank, layer, target] = sender.memory[units.rank, layer, source]
+        for layer in units.layers():
+            for source, target in _values(write):
+                content = sender.memory.get((write.source_rank, layer, source))
+                receiver.memory[write.route.target.rank, layer, target] = content
         self.notified.append((receiver.name, notifications.encode_written(*write.id, units)))
 
     def _see_done(self) -> None:
@@ -560,3 +618,17 @@ class World:
                 assert worker.prefill.num_open == worker.decode.num_open == 0
                 assert not any(worker.pinned.values())
                 assert sorted(worker.free) == list(range(DECODE_BLOCKS))
+
+
+def _blocks(piece_ids: Sequence[int], cells: Slice) -> set[int]:
+    return {piece_id // cells.pieces_per_block for piece_id in piece_ids}
+
+
+def _values(write: Write) -> Iterator[tuple[int, int]]:
+    """The values of one layer that `write` copies: their index at the source, and at the target."""
+    route = write.route
+    for source_piece, target_piece in zip(write.source_pieces, write.target_pieces, strict=True):
+        for begins in zip(route.source.cells(source_piece), route.target.cells(target_piece), strict=True):
+            for offset in range(0, route.source.cell_bytes, VALUE_BYTES):
+                source, target = begins
+                yield (source + offset) // VALUE_BYTES, (target + offset) // VALUE_BYTES

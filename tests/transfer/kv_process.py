@@ -172,5 +172,5 @@ class KvProcesses:
 def connect(prefill: KvProcess, decode: KvProcess) -> ConnectPeer:
     """What the runtime tells the prefill end of that decode worker."""
     return ConnectPeer(
-        decode.incarnation, decode.metadata, decode.addresses, decode.geometry.num_blocks, will_push=True
+        decode.incarnation, decode.metadata, decode.addresses, [decode.geometry], will_push=True
     )

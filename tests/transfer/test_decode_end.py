@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynrt.transfer.decode_end import QUIET_S, DecodeEnd
+from dynrt.transfer.decode_end import QUIET_S, DecodeEnd, ReadChecksum
 from dynrt.transfer.effects import DecodeEffect, Order, Tell
 from dynrt.transfer.events import (
     CancelHandoff,
@@ -17,7 +17,9 @@ from dynrt.transfer.events import (
     RenewLease,
     Reserved,
 )
+from dynrt.transfer.layout import KvGeometry
 from dynrt.transfer.local import CommitBlocks, ReleaseBlocks, ReservationMade
+from dynrt.transfer.mapping import KvMapping
 from dynrt.transfer.notifications import SenderQuiesced, UnitsWritten
 from dynrt.transfer.units import UnitRange
 
@@ -30,15 +32,31 @@ ALL = UnitsWritten(*ID, UnitRange(0, 0, 2, 0, 2))
 HALF = UnitsWritten(*ID, UnitRange(0, 0, 1, 0, 2))
 
 
+def ranks(count: int, block_size: int = 1) -> list[KvGeometry]:
+    """One head each, and blocks of a token unless told otherwise."""
+    return [
+        KvGeometry(2, 64, block_size, 1, 4, "float32", first_head=rank, total_kv_heads=count)
+        for rank in range(count)
+    ]
+
+
+def idle_end(
+    num_ranks: int = 1, read_checksum: ReadChecksum | None = None, takes_first_token: bool = True
+) -> DecodeEnd:
+    end = DecodeEnd(ranks(num_ranks), "here", read_checksum, takes_first_token)
+    assert isinstance(end.introduce("peer", ranks(num_ranks)), KvMapping)
+    return end
+
+
 def decode_end(block_ids: list[int] | None = None, lease_s: float = 30.0) -> DecodeEnd:
     """With one reservation of two blocks in two layers, unless told otherwise."""
-    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    end = idle_end()
     reserve(end, [5, 6] if block_ids is None else block_ids, lease_s)
     return end
 
 
 def reserve(end: DecodeEnd, block_ids: list[int], lease_s: float = 30.0) -> list[DecodeEffect]:
-    return end.reserved(ReservationMade(*ID, "peer", 3, block_ids, lease_s), now=1.0)
+    return end.reserved(ReservationMade(*ID, "peer", 3, block_ids, lease_s, 3 + len(block_ids)), now=1.0)
 
 
 def drained(reason: str, cause: Cause = "cancelled") -> list[DecodeEffect]:
@@ -46,8 +64,8 @@ def drained(reason: str, cause: Cause = "cancelled") -> list[DecodeEffect]:
 
 
 def test_a_reservation_is_answered_with_its_target_and_its_units() -> None:
-    end = DecodeEnd(num_ranks=2, num_layers=2, host="here")
-    assert reserve(end, [5, 6]) == [Tell(Reserved(*ID, 3, [5, 6]))]
+    end = idle_end(num_ranks=2)
+    assert reserve(end, [5, 6]) == [Tell(Reserved(*ID, 3, [5, 6], 5))]
 
 
 @pytest.mark.parametrize("token_first", [True, False])
@@ -66,11 +84,11 @@ def test_it_commits_on_the_last_unit_and_the_first_token_in_either_order(token_f
 
 
 def test_an_engine_that_samples_the_first_token_commits_on_the_last_unit() -> None:
-    end = DecodeEnd(num_ranks=1, num_layers=2, host="here", takes_first_token=False)
+    end = idle_end(takes_first_token=False)
     reserve(end, [5, 6])
     commit = Order(CommitBlocks(*ID, None, 0))
     assert end.notified(ALL, now=4.0) == [Tell(Committed(*ID, received_at=4.0, host="here")), commit]
-    end = DecodeEnd(num_ranks=1, num_layers=2, host="here", takes_first_token=False)
+    end = idle_end(takes_first_token=False)
     assert commit in reserve(end, []), "a full hit has nothing to wait for"
 
 
@@ -80,10 +98,10 @@ def test_a_full_hit_commits_on_the_first_token_alone() -> None:
 
 
 def test_a_first_token_before_the_reservation_is_kept() -> None:
-    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    end = idle_end()
     assert end.first_token(TOKEN) == []
     reserved, *commit = reserve(end, [])
-    assert reserved == Tell(Reserved(*ID, 3, []))
+    assert reserved == Tell(Reserved(*ID, 3, [], 3))
     assert commit == [Tell(Committed(*ID, 1.0, "here")), COMMIT]
 
 
@@ -114,7 +132,7 @@ def test_a_cancel_after_the_commit_is_left_to_the_engine() -> None:
 
 
 def test_a_cancel_before_the_reservation_gives_it_back_unannounced() -> None:
-    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    end = idle_end()
     end.first_token(TOKEN)
     assert end.cancel(CancelHandoff(*ID, "gone")) == [Tell(Drained(*ID, "gone"))]
     assert reserve(end, [5, 6]) == [RELEASE]
@@ -181,7 +199,7 @@ def test_what_arrives_late_after_a_fence_never_commits() -> None:
 
 
 def test_a_reservation_for_a_peer_that_died_meanwhile_is_given_back() -> None:
-    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    end = idle_end()
     end.fence("peer", 0.5)
     assert reserve(end, [5, 6]) == drained("prefill worker peer is dead", "fenced")
 
@@ -205,13 +223,13 @@ def test_a_renewed_lease_does_not_expire() -> None:
 
 
 def test_units_of_unknown_handoffs_are_dropped() -> None:
-    end = DecodeEnd(num_ranks=1, num_layers=2, host="here")
+    end = idle_end()
     assert end.notified(ALL, 1.0) == [] and end.num_open == 0
 
 
 def test_a_handoff_whose_blocks_are_not_what_was_sent_is_not_committed() -> None:
     memory = {(0, layer, block): 10 * layer + block for layer in range(2) for block in (5, 6)}
-    end = DecodeEnd(1, 2, "here", lambda rank, layer, block: memory[rank, layer, block])
+    end = idle_end(read_checksum=lambda cells, layer, block: memory[cells.rank, layer, block])
     reserve(end, [5, 6])
     sent = tuple(memory.values())
     end.notified(UnitsWritten(*ID, UnitRange(0, 0, 2, 0, 2), sent), 2.0)
@@ -221,7 +239,7 @@ def test_a_handoff_whose_blocks_are_not_what_was_sent_is_not_committed() -> None
 
 
 def test_a_handoff_whose_blocks_are_what_was_sent_is_committed() -> None:
-    end = DecodeEnd(1, 2, "here", lambda rank, layer, block: 10 * layer + block)
+    end = idle_end(read_checksum=lambda cells, layer, block: 10 * layer + block)
     reserve(end, [5, 6])
     end.first_token(FirstToken(*ID, 42, 3))
     for layer in range(2):
@@ -231,9 +249,44 @@ def test_a_handoff_whose_blocks_are_what_was_sent_is_committed() -> None:
 
 
 def test_blocks_that_came_without_checksums_cannot_be_verified() -> None:
-    end = DecodeEnd(1, 2, "here", lambda rank, layer, block: 7)
+    end = idle_end(read_checksum=lambda cells, layer, block: 7)
     reserve(end, [5])
     end.first_token(FirstToken(*ID, 42, 3))
     reason = "rank 0, layer 0, block 5 has checksum 7, sent was None"
     units = UnitRange(0, 0, 2, 0, 1)
     assert end.notified(UnitsWritten(*ID, units), 2.0) == drained(reason, "checksum")
+
+
+def test_a_reservation_for_a_peer_that_was_never_introduced_is_given_back() -> None:
+    end = DecodeEnd(ranks(1), "here")
+    assert reserve(end, [5, 6]) == drained("peer was never introduced", "refused")
+
+
+def test_every_route_counts_by_itself() -> None:
+    """Two ranks push to one: pieces of the first rank's are not those of the second."""
+    wide = KvGeometry(2, 64, 1, 2, 4, "float32")
+    end = DecodeEnd([wide], "here")
+    end.introduce("peer", ranks(2))
+    reserve(end, [5, 6])
+    end.first_token(TOKEN)
+    assert end.notified(ALL, 2.0) == end.notified(ALL, 2.5) == []
+    assert COMMIT in end.notified(UnitsWritten(*ID, UnitRange(1, 0, 2, 0, 2)), 3.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "num_tokens", "block_ids", "num_pieces"),
+    [(4, 1, 18, [5, 6], 6), (1, 4, 18, [*range(15)], 15), (4, 4, 18, [5, 6], 2), (4, 1, 12, [], 0)],
+    ids=["pushed by smaller blocks", "by larger blocks", "by alike blocks", "the whole prompt was a hit"],
+)
+def test_units_are_counted_by_tokens(
+    ours: int, theirs: int, num_tokens: int, block_ids: list[int], num_pieces: int
+) -> None:
+    """3 blocks of ours are a prefix hit."""
+    end = DecodeEnd(ranks(1, ours), "here")
+    end.introduce("peer", ranks(1, theirs))
+    end.reserved(ReservationMade(*ID, "peer", 3, block_ids, 30.0, num_tokens), now=1.0)
+    effects = end.first_token(TOKEN)
+    if num_pieces:
+        assert end.notified(UnitsWritten(*ID, UnitRange(0, 0, 2, 0, num_pieces - 1)), 2.0) == []
+        effects = end.notified(UnitsWritten(*ID, UnitRange(0, 0, 2, num_pieces - 1, 1)), 2.0)
+    assert COMMIT in effects

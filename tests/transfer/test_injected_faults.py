@@ -36,6 +36,13 @@ from dynrt.transfer.ucx import ucx_environment
 GEOMETRY = KvGeometry(
     num_layers=4, num_blocks=16, block_size=32, num_kv_heads=4, head_size=64, dtype="float32"
 )
+
+
+def tokens(num_blocks: int) -> int:
+    """Of a prompt of so many blocks."""
+    return num_blocks * GEOMETRY.block_size
+
+
 StartPair = Callable[..., tuple[KvProcess, KvProcess]]
 
 
@@ -49,7 +56,7 @@ def start_pair(tmp_path: Path) -> Iterator[StartPair]:
         decode = processes.start("decode", TransferOptions(verify=verify))
         prefill.await_start()
         decode.await_start()
-        decode.post(ConnectPeer(prefill.incarnation, [], [], 0, will_push=False))
+        decode.post(ConnectPeer(prefill.incarnation, [], [], [GEOMETRY], will_push=False))
         prefill.post(connect(prefill, decode))
         assert prefill.expect(PeerConnected) == PeerConnected(decode.incarnation)
         return prefill, decode
@@ -72,13 +79,17 @@ def begin(handoff: HandoffId, prefill: KvProcess, decode: KvProcess, shift: int 
     """Push two blocks, each layer of them filled with bytes of its own."""
     (hit, computed), targets = shifted(SOURCES, shift), shifted(TARGETS, shift)
     prefill.post(PrefillOpened(*handoff))
-    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, targets, 60.0))
-    prefill.post(Arm(*handoff, decode.incarnation, 0, decode.expect(Reserved, handoff).block_ids))
+    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, targets, 60.0, tokens(2)))
+    reserved = decode.expect(Reserved, handoff)
+    prefill.post(Arm(*handoff, decode.incarnation, 0, reserved.block_ids, tokens(2)))
     decode.post(FirstToken(*handoff, 7, 0))
     for layer in range(GEOMETRY.num_layers):
         fill(prefill, layer, hit)
     prefill.step_begins(
-        [BlocksReady(*handoff, 0, [hit], True, 2), BlocksReady(*handoff, 1, [computed], False, 2)]
+        [
+            BlocksReady(*handoff, 0, [hit], True, tokens(2)),
+            BlocksReady(*handoff, 1, [computed], False, tokens(2)),
+        ]
     )
     for layer in range(GEOMETRY.num_layers):
         fill(prefill, layer, computed)
@@ -248,12 +259,14 @@ def test_first_handoffs_to_two_peers_at_once_are_more_than_all_windows_together(
         for worker in workers:
             worker.await_start()
         for decode in decodes:
-            decode.post(ConnectPeer(prefill.incarnation, [], [], 0, will_push=False))
+            decode.post(ConnectPeer(prefill.incarnation, [], [], [GEOMETRY], will_push=False))
             prefill.post(connect(prefill, decode))
         wanted = [(decode, (secrets.token_bytes(16), 1), block) for block in range(16) for decode in decodes]
         for decode, handoff, block in wanted:
             offer(handoff, prefill, decode, block)
-        prefill.step_begins([BlocksReady(*handoff, 0, [block], False, 1) for _, handoff, block in wanted])
+        prefill.step_begins(
+            [BlocksReady(*handoff, 0, [block], False, tokens(1)) for _, handoff, block in wanted]
+        )
         for layer in range(GEOMETRY.num_layers):
             for block in range(16):
                 fill(prefill, layer, block)
@@ -269,8 +282,8 @@ def test_first_handoffs_to_two_peers_at_once_are_more_than_all_windows_together(
 def offer(handoff: HandoffId, prefill: KvProcess, decode: KvProcess, block: int) -> None:
     """One block, from where it lies on prefill to the same place on decode."""
     prefill.post(PrefillOpened(*handoff))
-    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, [block], 60.0))
-    prefill.post(Arm(*handoff, decode.incarnation, 0, [block]))
+    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, [block], 60.0, tokens(1)))
+    prefill.post(Arm(*handoff, decode.incarnation, 0, [block], tokens(1)))
     decode.post(FirstToken(*handoff, 7, 0))
 
 
@@ -280,9 +293,10 @@ def test_a_cancel_of_what_was_transferred_but_not_yet_used_frees_it(
     """Transferred, waiting to be merged, aborted: leak; an abort right behind the last write."""
     prefill, decode = start_pair()
     prefill.post(PrefillOpened(*handoff))
-    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, [3], 60.0))
-    prefill.post(Arm(*handoff, decode.incarnation, 0, decode.expect(Reserved, handoff).block_ids))
-    prefill.step_begins([BlocksReady(*handoff, 0, [1], True, 1)])
+    decode.post(ReservationMade(*handoff, prefill.incarnation, 0, [3], 60.0, tokens(1)))
+    reserved = decode.expect(Reserved, handoff)
+    prefill.post(Arm(*handoff, decode.incarnation, 0, reserved.block_ids, tokens(1)))
+    prefill.step_begins([BlocksReady(*handoff, 0, [1], True, tokens(1))])
     assert prefill.expect(Sent, handoff) and prefill.expect(ReleaseBlocks, handoff)
     for _ in range(2):  # twice: the second finds a tombstone
         for end in (prefill, decode):

@@ -30,8 +30,8 @@ KEY = b"k" * 16
 ID = (KEY, 1)
 LIMITS = LedgerLimits(reserve_answer_s=30.0, settle_s=5.0, lease_s=30.0, max_open=2)
 
-RESERVED = Reserved(*ID, 2, [5, 6])
-ARM = Send("p", Arm(*ID, "d", 2, [5, 6]))
+RESERVED = Reserved(*ID, 2, [5, 6], 60)
+ARM = Send("p", Arm(*ID, "d", 2, [5, 6], 60))
 TOKEN = FirstToken(*ID, 42, 3)
 SENT = Sent(*ID, kv_bytes=800, num_writes=4, post_s=0.1, link_s=0.2)
 COMMITTED = Committed(*ID, received_at=3.5, host="here")

@@ -63,7 +63,7 @@ def test_a_prompt_that_still_computes_lets_its_reservation_wait() -> None:
 
 def test_one_with_room_in_time_is_not_held() -> None:
     ledger = computed()
-    ledger.on_message("d", Reserved(*OLD, 0, [1]), 10.5)
+    ledger.on_message("d", Reserved(*OLD, 0, [1], 9), 10.5)
     assert not any(isinstance(effect, Decided) for effect in ledger.on_time(20.0))
 
 
@@ -73,7 +73,7 @@ def test_it_goes_to_another_worker_under_a_new_epoch() -> None:
     token = FirstToken(*NEW, 42, 3)
     assert ledger.first_token(token) == [Send("d2", token)]
     assert ledger.on_message("d", Drained(*OLD, REASON), 12.0) == [Closed(OLD, None)]
-    assert ledger.on_message("d2", Reserved(*NEW, 0, [4]), 12.5) == [Send("p", Arm(*NEW, "d2", 0, [4]))]
+    assert ledger.on_message("d2", Reserved(*NEW, 0, [4], 9), 12.5) == [Send("p", Arm(*NEW, "d2", 0, [4], 9))]
 
 
 def test_the_new_one_is_held_in_its_turn() -> None:
@@ -84,7 +84,7 @@ def test_the_new_one_is_held_in_its_turn() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [Reserved(*OLD, 0, [1]), Committed(*OLD, 1.0, "here"), LeaseExpired(*OLD, "p"), Drained(*OLD, "x"),
+    [Reserved(*OLD, 0, [1], 9), Committed(*OLD, 1.0, "here"), LeaseExpired(*OLD, "p"), Drained(*OLD, "x"),
      ReserveRefused(*OLD, "full")],
 )  # fmt: skip
 def test_what_the_worker_without_room_says_late_changes_nothing(said: FromDecodeEnd) -> None:
@@ -102,7 +102,7 @@ def test_its_death_changes_nothing_either() -> None:
 def test_whoever_takes_no_order_to_forget_hangs() -> None:
     ledger = held()
     ledger.retarget(OLD, NEW, "p", "d2", 12.0)
-    ledger.on_message("d2", Reserved(*NEW, 0, [4]), 12.5)
+    ledger.on_message("d2", Reserved(*NEW, 0, [4], 9), 12.5)
     (kill,) = [effect for effect in ledger.on_time(16.0) if isinstance(effect, Kill)]
     assert kill.suspects == ("d",)
 
@@ -161,7 +161,7 @@ def is_let_go(ledger: HandoffLedger) -> bool:
 
 def test_blocks_that_were_reserved_too_late_are_in_quarantine() -> None:
     ledger = held()
-    ledger.on_message("d", Reserved(*OLD, 0, [1, 2]), 11.5)
+    ledger.on_message("d", Reserved(*OLD, 0, [1, 2], 9), 11.5)
     assert ledger.quarantined_blocks == 2
     ledger.on_message("d", Drained(*OLD, REASON), 11.6)
     assert ledger.quarantined_blocks == 0

@@ -39,6 +39,11 @@ GEOMETRY = KvGeometry(
 SHARED_MEMORY = ucx_environment(one_host=True)["UCX_TLS"]
 
 
+def tokens(num_blocks: int) -> int:
+    """Of a prompt of so many blocks."""
+    return num_blocks * GEOMETRY.block_size
+
+
 class Pair(NamedTuple):
     """Two connected workers that the tests of this file share; tests that kill start another with `start`."""
 
@@ -55,7 +60,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         prefill, decode = processes.start("prefill"), processes.start("decode")
         prefill.await_start()
         decode.await_start()
-        decode.post(ConnectPeer(prefill.incarnation, [], [], 0, will_push=False))
         make_connection(prefill, decode)
         yield Pair(prefill, decode, processes.start, request.param)
         assert prefill.stop() == decode.stop() == 0, "a handoff was left open"
@@ -69,6 +73,7 @@ def handoff() -> tuple[bytes, int]:
 
 
 def make_connection(prefill: KvProcess, decode: KvProcess) -> None:
+    decode.post(ConnectPeer(prefill.incarnation, [], [], [GEOMETRY], will_push=False))
     prefill.post(connect(prefill, decode))
     assert prefill.expect(PeerConnected) == PeerConnected(decode.incarnation, None)
 
@@ -92,10 +97,11 @@ def reserve(
     handoff: tuple[bytes, int], prefill: KvProcess, decode: KvProcess, first_block: int, block_ids: list[int]
 ) -> Arm:
     """Blocks on decode, and how the prefill end hears of them."""
-    decode.post(ReservationMade(*handoff, prefill.incarnation, first_block, block_ids, 60.0))
+    num_tokens = tokens(first_block + len(block_ids))
+    decode.post(ReservationMade(*handoff, prefill.incarnation, first_block, block_ids, 60.0, num_tokens))
     reserved = decode.expect(Reserved, handoff)
     assert reserved.block_ids == block_ids
-    return Arm(*handoff, decode.incarnation, reserved.first_block, reserved.block_ids)
+    return Arm(*handoff, decode.incarnation, reserved.first_block, reserved.block_ids, num_tokens)
 
 
 def push_once(prefill: KvProcess, decode: KvProcess) -> None:
@@ -104,7 +110,7 @@ def push_once(prefill: KvProcess, decode: KvProcess) -> None:
     prefill.post(PrefillOpened(*other))
     prefill.post(reserve(other, prefill, decode, 0, [31]))
     decode.post(FirstToken(*other, 5, 0))
-    compute(prefill, [BlocksReady(*other, 0, [30], False, 1)])
+    compute(prefill, [BlocksReady(*other, 0, [30], False, tokens(1))])
     assert prefill.expect(ReleaseBlocks, other) and prefill.expect(Sent, other)
     assert decode.expect(CommitBlocks, other) and decode.expect(Committed, other)
     for layer in range(GEOMETRY.num_layers):
@@ -114,7 +120,8 @@ def push_once(prefill: KvProcess, decode: KvProcess) -> None:
 def poll_on(decode: KvProcess, lease_s: float) -> None:
     """Keep the process polling for as long as a lease lasts."""
     other = secrets.token_bytes(16), 7
-    decode.post(ReservationMade(*other, "nobody", 0, [0], lease_s))
+    decode.post(ConnectPeer("nobody", [], [], [GEOMETRY], will_push=False))
+    decode.post(ReservationMade(*other, "nobody", 0, [0], lease_s, tokens(1)))
     assert decode.expect(LeaseExpired, other)
     decode.post(PeerQuiesced(*other))
     assert decode.expect(Drained, other) and decode.expect(ReleaseBlocks, other)
@@ -130,11 +137,11 @@ def test_every_byte_arrives_where_it_belongs_and_nothing_else_changes(
         for block in (3, 4, 9):  # a prefix hit on the prefill worker
             fill(prefill, layer, block)
     # Prompt blocks 0 … 2 are prefix hits, 3 … 6 are computed in two steps; decode has the first block itself.
-    hit = BlocksReady(*handoff, 0, [3, 4, 9], True, 7)
-    compute(prefill, [hit, BlocksReady(*handoff, 3, [20, 21], False, 7)])
+    hit = BlocksReady(*handoff, 0, [3, 4, 9], True, tokens(7))
+    compute(prefill, [hit, BlocksReady(*handoff, 3, [20, 21], False, tokens(7))])
     target = reserve(handoff, prefill, decode, 1, [30, 6, 7, 8, 11, 2])
     prefill.post(target)
-    compute(prefill, [BlocksReady(*handoff, 5, [22, 5], False, 7)])
+    compute(prefill, [BlocksReady(*handoff, 5, [22, 5], False, tokens(7))])
     assert prefill.expect(ReleaseBlocks, handoff)
     assert prefill.expect(Sent, handoff).kv_bytes == 24 * GEOMETRY.layer_block_bytes
     decode.post(FirstToken(*handoff, token_id=42, chars_emitted=3))
@@ -154,7 +161,7 @@ def test_a_cancel_in_mid_push_quiesces_and_drains_over_nixl_alone(
     prefill, decode = pair.prefill, pair.decode
     prefill.post(PrefillOpened(*handoff))
     prefill.post(reserve(handoff, prefill, decode, 0, [0, 1, 2, 3]))
-    compute(prefill, [BlocksReady(*handoff, 0, [8, 9], False, 4)])
+    compute(prefill, [BlocksReady(*handoff, 0, [8, 9], False, tokens(4))])
     decode.post(CancelHandoff(*handoff, "test"))
     prefill.post(CancelHandoff(*handoff, "test"))
     assert prefill.expect(Quiesced, handoff).clean
@@ -165,14 +172,14 @@ def test_a_cancel_in_mid_push_quiesces_and_drains_over_nixl_alone(
 def test_a_push_to_an_unknown_peer_fails_the_handoff_only(pair: Pair, handoff: tuple[bytes, int]) -> None:
     prefill = pair.prefill
     prefill.post(PrefillOpened(*handoff))
-    prefill.post(Arm(*handoff, "nobody", 0, [0]))
-    compute(prefill, [BlocksReady(*handoff, 0, [1], False, 1)])
+    prefill.post(Arm(*handoff, "nobody", 0, [0], tokens(1)))
+    compute(prefill, [BlocksReady(*handoff, 0, [1], False, tokens(1))])
     assert "nobody is not connected" in prefill.expect(Quiesced, handoff).reason
     assert prefill.expect(ReleaseBlocks, handoff)
 
 
 def test_a_peer_with_another_number_of_layers_is_refused(pair: Pair) -> None:
-    pair.prefill.post(ConnectPeer("odd", pair.decode.metadata, [[1, 2, 3]], 32, will_push=True))
+    pair.prefill.post(ConnectPeer("odd", pair.decode.metadata, [[1, 2, 3]], [GEOMETRY], will_push=True))
     assert "3 layers, not 4" in (pair.prefill.expect(PeerConnected).error or "")
 
 
@@ -188,7 +195,7 @@ def test_after_a_senders_death_blocks_are_freed_only_when_its_last_bytes_are_in(
     decode.signal(signal.SIGSTOP)
     mortal.post(PrefillOpened(*handoff))
     mortal.post(target)
-    compute(mortal, [BlocksReady(*handoff, 0, list(range(31)), False, 32)])
+    compute(mortal, [BlocksReady(*handoff, 0, list(range(31)), False, tokens(32))])
     if pair.transports == "tcp":
         await_unread_bytes(1 << 20)
     mortal.kill()
@@ -212,7 +219,7 @@ def test_after_a_receivers_death_the_senders_blocks_come_back(pair: Pair, handof
     mortal.signal(signal.SIGSTOP)
     prefill.post(PrefillOpened(*handoff))
     prefill.post(target)
-    compute(prefill, [BlocksReady(*handoff, 0, list(range(31)), False, 32)])
+    compute(prefill, [BlocksReady(*handoff, 0, list(range(31)), False, tokens(32))])
     mortal.kill()
     prefill.post(FencePeer(mortal.incarnation))
     assert prefill.expect(Quiesced, handoff) and prefill.expect(ReleaseBlocks, handoff)
@@ -228,7 +235,7 @@ def test_a_layer_waits_for_its_cuda_event_and_holds_up_later_ones(
     prefill.post(reserve(handoff, prefill, decode, 0, [12]))
     decode.post(FirstToken(*handoff, 1, 1))
     before = {layer: decode.memory[decode.block(layer, 12)] for layer in (1, 3)}
-    prefill.step_begins([BlocksReady(*handoff, 0, [13], False, 1)])
+    prefill.step_begins([BlocksReady(*handoff, 0, [13], False, tokens(1))])
     for layer in range(4):
         fill(prefill, layer, 13)
         prefill.layer_written(layer, happened if layer == 1 else None)
@@ -257,7 +264,7 @@ def test_a_failure_of_the_thread_is_reported(tmp_path: Path, handoff: tuple[byte
         worker = processes.start("broken")
         worker.await_start()
         worker.post(PrefillOpened(*handoff))
-        worker.step_begins([BlocksReady(*handoff, 0, [1], False, 1)])
+        worker.step_begins([BlocksReady(*handoff, 0, [1], False, tokens(1))])
         worker.layer_written(2)  # before layers 0 and 1
         assert "layer 2 came after 0 layers" in worker.expect(str)
     finally:

@@ -11,7 +11,7 @@ from dynrt.transfer.bounded import BoundedDict
 from dynrt.transfer.notifications import MalformedNotificationError, SenderQuiesced, UnitsWritten
 from dynrt.transfer.units import UnitRange, UnitSet
 
-NUM_RANKS, NUM_LAYERS, NUM_BLOCKS = 2, 3, 5
+NUM_ROUTES, NUM_LAYERS, NUM_PIECES = 2, 3, 5
 
 keys = st.binary(min_size=16, max_size=16)
 epochs = st.integers(0, 2**32 - 1)
@@ -20,42 +20,42 @@ epochs = st.integers(0, 2**32 - 1)
 @st.composite
 def unit_ranges(draw: st.DrawFn) -> UnitRange:
     first_layer = draw(st.integers(0, NUM_LAYERS - 1))
-    first_block = draw(st.integers(0, NUM_BLOCKS - 1))
+    first_piece = draw(st.integers(0, NUM_PIECES - 1))
     return UnitRange(
-        draw(st.integers(0, NUM_RANKS - 1)),
+        draw(st.integers(0, NUM_ROUTES - 1)),
         first_layer,
         draw(st.integers(1, NUM_LAYERS - first_layer)),
-        first_block,
-        draw(st.integers(1, NUM_BLOCKS - first_block)),
+        first_piece,
+        draw(st.integers(1, NUM_PIECES - first_piece)),
     )
 
 
 def members(units: UnitRange) -> set[tuple[int, int, int]]:
     return {
-        (units.rank, layer, block)
+        (units.route, layer, piece)
         for layer in range(units.first_layer, units.first_layer + units.num_layers)
-        for block in range(units.first_block, units.first_block + units.num_blocks)
+        for piece in range(units.first_piece, units.first_piece + units.num_pieces)
     }
 
 
 @given(st.lists(unit_ranges()))
 def test_each_unit_counts_once_in_any_order_and_overlap(ranges: list[UnitRange]) -> None:
-    units = UnitSet(NUM_RANKS, NUM_LAYERS, NUM_BLOCKS)
+    units = UnitSet(NUM_ROUTES, NUM_LAYERS, NUM_PIECES)
     seen: set[tuple[int, int, int]] = set()
     for reported in ranges:
         units.add(reported)
         seen |= members(reported)
-        assert units.missing == NUM_RANKS * NUM_LAYERS * NUM_BLOCKS - len(seen)
+        assert units.missing == NUM_ROUTES * NUM_LAYERS * NUM_PIECES - len(seen)
 
 
 @pytest.mark.parametrize(
     "outside",
     [UnitRange(2, 0, 1, 0, 1), UnitRange(0, 2, 2, 0, 1), UnitRange(0, 0, 1, 4, 2)],
-    ids=["rank", "layer", "block"],
+    ids=["route", "layer", "piece"],
 )
 def test_units_outside_the_reservation_are_an_error(outside: UnitRange) -> None:
-    with pytest.raises(ValueError, match="lies outside 2 ranks of 5 blocks"):
-        UnitSet(NUM_RANKS, NUM_LAYERS, NUM_BLOCKS).add(outside)
+    with pytest.raises(ValueError, match="lies outside 2 routes of 5 pieces"):
+        UnitSet(NUM_ROUTES, NUM_LAYERS, NUM_PIECES).add(outside)
 
 
 @given(keys, epochs, unit_ranges())
@@ -69,7 +69,7 @@ def test_a_written_notification_comes_out_as_it_went_in(key: bytes, epoch: int, 
 def test_checksums_travel_behind_it_one_for_each_unit(
     key: bytes, epoch: int, units: UnitRange, data: st.DataObject
 ) -> None:
-    num_units = units.num_layers * units.num_blocks
+    num_units = units.num_layers * units.num_pieces
     checksums = data.draw(st.lists(st.integers(0, 2**32 - 1), min_size=num_units, max_size=num_units))
     packed = notifications.encode_written(key, epoch, units, checksums)
     assert notifications.decode(packed) == UnitsWritten(key, epoch, units, tuple(checksums))

@@ -87,7 +87,7 @@ def hand_off(
     source.submit(msgspec.structs.replace(request, prefill_only=True))
     [first] = run(source, hook)
     announced = [block_id for blocks in hook.ready for block_id in blocks.block_ids]
-    assert len(announced) == hook.ready[0].num_prompt_blocks
+    assert len(announced) == -(-hook.ready[0].num_prompt_tokens // 8)
     copy_blocks(source, announced[reservation.first_block :], target, reservation.block_ids)
     assert source.load().blocks_active >= len(announced), "pinned until release"
     source.release(request.key, request.epoch)

@@ -182,7 +182,7 @@ class FakeKvEngine:
     def check_announced(self, ready: BlocksReady) -> None:
         expected = expected_kv(self.prefills[ready.key, ready.epoch])
         block_size = self.pool.block_size
-        assert ready.num_prompt_blocks == -(-len(expected) // block_size)
+        assert ready.num_prompt_tokens == len(expected)
         for index, block_id in enumerate(ready.block_ids, ready.first_block):
             for offset, prefix in enumerate(expected[index * block_size : (index + 1) * block_size]):
                 assert self.slots[block_id, offset] == prefix, f"announced block {block_id} is wrong"

@@ -40,7 +40,7 @@ def test_each_block_is_announced_once_and_when_it_is_complete(
     for step, (start, end) in enumerate(spans):
         table = [100 * step + block for block in range(num_blocks)]  # another one in each step
         for blocks in handoffs.announce("a", start, end, table):
-            assert (blocks.key, blocks.epoch, blocks.num_prompt_blocks) == (*ID, num_blocks)
+            assert (blocks.key, blocks.epoch, blocks.num_prompt_tokens) == (*ID, num_tokens)
             assert blocks.first_block == len(announced) and blocks.block_ids
             announced += blocks.block_ids
             last_token = min(len(announced) * BLOCK_SIZE, num_tokens)
