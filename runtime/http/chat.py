@@ -170,8 +170,8 @@ REASONING_EFFORT = Parameter(
     _read_reasoning_effort,
 )
 
-PARAMETERS: tuple[Parameter[Any], ...] = (
-    MESSAGES, *SHARED, LOGPROBS, TOP_LOGPROBS, ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS,
-    REASONING_EFFORT, *TOOL_PARAMETERS,
+CONVERSATION: tuple[Parameter[Any], ...] = (
+    MESSAGES, ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS, REASONING_EFFORT, *TOOL_PARAMETERS,
 )  # fmt: skip
+PARAMETERS: tuple[Parameter[Any], ...] = (*CONVERSATION, *SHARED, LOGPROBS, TOP_LOGPROBS)
 CHAT_SCHEMA = body_schema("ChatCompletionRequest", "A conversation to go on with.", PARAMETERS, ["messages"])

@@ -9,40 +9,16 @@ from aiohttp import web
 
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
-from dynrt.runtime.http.chat import read_template_kwargs
-from dynrt.runtime.http.conversation import read_messages
+from dynrt.runtime.http.chat import CONVERSATION, encode_conversation, read_conversation
 from dynrt.runtime.http.fields import Fields, Problems
 from dynrt.runtime.http.model_limits import check_vocabulary
 from dynrt.runtime.http.models import find_model, json_response
-from dynrt.runtime.http.parameters import MAX_NAME_CHARS
+from dynrt.runtime.http.parameters import MODEL
+from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, described
 from dynrt.runtime.http.sampling import are_token_ids
 from dynrt.runtime.messages import pack_ids, unpack_ids
 
 Encode = Callable[[Backend], Awaitable[bytes]]
-
-
-TOKENIZE_SCHEMA = {
-    "type": "object",
-    "description": "A text (prompt) or a chat (messages).",
-    "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
-    "properties": {
-        "model": {"type": "string", "description": "May be left out: the one that is served."},
-        "prompt": {"type": "string"},
-        "add_special_tokens": {"type": "boolean", "default": True, "description": "Of a text only."},
-        "messages": {"type": "array", "items": {"type": "object"}, "minItems": 1},
-        "add_generation_prompt": {"type": "boolean", "default": True},
-        "chat_template_kwargs": {"type": "object"},
-        "return_token_strs": {"type": "boolean", "default": False},
-    },
-}
-DETOKENIZE_SCHEMA = {
-    "type": "object",
-    "required": ["tokens"],
-    "properties": {
-        "model": {"type": "string"},
-        "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-    },
-}
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -58,8 +34,7 @@ class Text(msgspec.Struct, frozen=True):
 
 async def tokenize(request: web.Request) -> web.Response:
     fields = Fields(await read_object(request), Problems())
-    model = fields.string("model", "", MAX_NAME_CHARS)
-    with_names = fields.boolean("return_token_strs", False)
+    model, with_names = MODEL.read(fields), WITH_NAMES.read(fields)
     encode = _read_chat(fields) if "messages" in fields.values else _read_text(fields)
     fields.problems.raise_if_any()
     backend = request.app[BACKEND]
@@ -70,29 +45,18 @@ async def tokenize(request: web.Request) -> web.Response:
 
 
 def _read_text(fields: Fields) -> Encode:
-    text = fields.values.get("prompt")
-    if not isinstance(text, str):
-        fields.refuse("prompt", "it must be a string, or messages be there instead")
-    add_special_tokens = fields.boolean("add_special_tokens", True)
-    return lambda backend: backend.encode(str(text), add_special_tokens=add_special_tokens)
+    text, add_special_tokens = PROMPT.read(fields), ADD_SPECIAL_TOKENS.read(fields)
+    return lambda backend: backend.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _read_chat(fields: Fields) -> Encode:
-    messages = read_messages(fields)
-    add_generation_prompt = fields.boolean("add_generation_prompt", True)
-    template_kwargs = read_template_kwargs(fields)
-    return lambda backend: backend.encode_chat(
-        messages, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
-    )
+    conversation = read_conversation(fields)
+    return lambda backend: encode_conversation(backend, conversation)
 
 
 async def detokenize(request: web.Request) -> web.Response:
     fields = Fields(await read_object(request), Problems())
-    model = fields.string("model", "", MAX_NAME_CHARS)
-    token_ids = fields.values.get("tokens")
-    if not isinstance(token_ids, list) or not are_token_ids(token_ids):
-        fields.refuse("tokens", "it must be a list of token ids, none negative")
-        token_ids = []
+    model, token_ids = MODEL.read(fields), TOKENS.read(fields)
     fields.problems.raise_if_any()
     backend = request.app[BACKEND]
     check_vocabulary(token_ids, find_model(backend, model), "tokens")
@@ -101,3 +65,38 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def tokenizer_info(request: web.Request) -> web.Response:
     return json_response(request.app[BACKEND].tokenizer_info())
+
+
+def _read_prompt(fields: Fields) -> str:
+    text = fields.values.get("prompt")
+    if isinstance(text, str):
+        return text
+    fields.refuse("prompt", "it must be a string, or messages be there instead")
+    return ""
+
+
+def _read_tokens(fields: Fields) -> list[int]:
+    token_ids = fields.values.get("tokens")
+    if isinstance(token_ids, list) and are_token_ids(token_ids):
+        return token_ids
+    fields.refuse("tokens", "it must be a list of token ids, none negative")
+    return []
+
+
+WITH_NAMES = boolean("return_token_strs", "Also each token as the vocabulary spells it.", False)
+PROMPT = Parameter(
+    "prompt", described({"type": "string"}, "A text; a chat has messages instead."), _read_prompt
+)
+ADD_SPECIAL_TOKENS = boolean("add_special_tokens", "To a text, as the tokenizer does by itself.", True)
+TOKENS = Parameter(
+    "tokens",
+    described({"type": "array", "items": {"type": "integer", "minimum": 0}}, "Token ids."),
+    _read_tokens,
+)
+
+TOKENIZE_SCHEMA = body_schema(
+    "TokenizeRequest",
+    "A text or a chat.",
+    (MODEL, PROMPT, ADD_SPECIAL_TOKENS, *CONVERSATION, WITH_NAMES),
+)
+DETOKENIZE_SCHEMA = body_schema("DetokenizeRequest", "Tokens to be spelled.", (MODEL, TOKENS), ["tokens"])
