@@ -34,11 +34,17 @@ class HeartbeatThread:
     """Sends over a socket of its own, so that neither compute nor text can delay it."""
 
     def __init__(
-        self, address: str, incarnation: str, clock: StepClock, on_failure: Callable[[BaseException], None]
+        self,
+        address: str,
+        incarnation: str,
+        clock: StepClock,
+        transfer_age_s: Callable[[], float],
+        on_failure: Callable[[BaseException], None],
     ):
         self._address = address
         self._incarnation = incarnation
         self._clock = clock
+        self._transfer_age_s = transfer_age_s
         self._on_failure = on_failure
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -64,7 +70,7 @@ class HeartbeatThread:
         identity = self._incarnation + HEARTBEAT_SUFFIX
         with zmq.Context() as context, connect_dealer(context, self._address, identity) as socket:
             while not self._stopping.wait(self._interval_s):
-                beat = Heartbeat(self._incarnation, self._clock.age_s())
+                beat = Heartbeat(self._incarnation, self._clock.age_s(), self._transfer_age_s())
                 # The runtime may be away: a beat that it never sees tells it what it must know.
                 with suppress(zmq.Again):
                     socket.send(encode(beat), zmq.NOBLOCK)

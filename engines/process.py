@@ -83,7 +83,9 @@ class EngineProcess:
         )
         tokenizer = Tokenizer.from_file(str(Path(config.model_dir) / "tokenizer.json"))
         self._replies = Replies(tokenizer)
-        self._heartbeat = HeartbeatThread(address, incarnation, self._clock, self._end)
+        self._heartbeat = HeartbeatThread(
+            address, incarnation, self._clock, lambda: self._transfer.turn_age_s, self._end
+        )
         self._transfer.start()
         register = _registration(config, engine, self._transfer, incarnation, spawn_token, host)
         self._control = ControlThread(

@@ -116,7 +116,7 @@ class Fleet:
     def heard(self, worker: Worker, message: Heartbeat | StepReport, now: float) -> None:
         worker.heard_at = now
         if isinstance(message, Heartbeat):
-            worker.step_age_s = message.step_age_s
+            worker.step_age_s, worker.transfer_age_s = message.step_age_s, message.transfer_age_s
         else:
             worker.load = message.load
 
@@ -128,6 +128,9 @@ class Fleet:
                 yield worker, f"no heartbeat for {silent_s:.1f} s, the limit is {heartbeat_limit_s:g} s"
             elif worker.step_age_s > step_limit_s:
                 yield worker, f"in one step for {worker.step_age_s:.1f} s, the limit is {step_limit_s:g} s"
+            elif worker.transfer_age_s > step_limit_s:
+                age_s = worker.transfer_age_s
+                yield worker, f"its transfers stand still for {age_s:.1f} s, the limit is {step_limit_s:g} s"
 
     def peer_connected(self, prefill: Worker, message: PeerConnected) -> None:
         decode = self._workers.get(message.incarnation)

@@ -222,10 +222,11 @@ class Register(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """From the heartbeat thread: the process runs, and its compute thread has been in one step for so long."""
+    """From the heartbeat thread: the process runs, and for how long its other threads have been at one thing."""
 
     incarnation: str
-    step_age_s: float
+    step_age_s: float  # the compute thread in one step
+    transfer_age_s: float = 0.0  # the transfer thread in one turn of its loop
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ class Worker:
         self.process = process  # None: on another host
         self.heard_at = now
         self.step_age_s = 0.0
+        self.transfer_age_s = 0.0
         self.load = EngineLoad()
         self._channel = channel
         self._tokens = itertools.count(1)

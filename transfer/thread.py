@@ -96,6 +96,7 @@ class TransferThread:
         self._steps: deque[_Stamped] = deque()  # a layer whose CUDA event is still to come holds up the rest
         self._has_more = False  # the last turn posted a write, and there may be another
         self._watch_at = 0.0
+        self._turn_began_at: float | None = None
         self._wake_every = 1  # layers of the current step
         self._in_step = False  # compute thread: whether layers told now belong to an announced step
         self._stopping = False
@@ -118,6 +119,12 @@ class TransferThread:
     @property
     def open_handoffs(self) -> int:
         return self._ends.num_open
+
+    @property
+    def turn_age_s(self) -> float:
+        """How long it has been in its present turn: a call of NIXL's may never come back."""
+        began_at = self._turn_began_at
+        return 0.0 if began_at is None else time.monotonic() - began_at
 
     def start(self) -> None:
         self._thread.start()
@@ -155,7 +162,9 @@ class TransferThread:
     def _run(self) -> None:
         try:
             while not self._stopping:
+                self._turn_began_at = time.monotonic()
                 self._turn()
+                self._turn_began_at = None
                 self._wait()
             self._connections.close()
             if self._trace is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
-from served_runtime import POLL_S, SETTLE_LIMIT_S, Answer, ServedRuntime, serve
+from live_server import eventually
+from served_runtime import Answer, ServedRuntime, serve
 
 from dynrt.runtime import RuntimeConfig, runtime
 
@@ -31,7 +32,7 @@ async def full_decode_workers(
             asyncio.create_task(served.answer(PROMPT, salt=salt, max_tokens=LONG_OUTPUT))
             for salt in ("a", "b")
         ]
-        await until(lambda: committed(served) == 3, "both long requests decode")
+        await eventually(lambda: committed(served) == 3)  # both long requests decode
         yield served, long, expected
         for task in long:
             task.cancel()
@@ -47,13 +48,6 @@ def retargets(served: ServedRuntime, outcome: str) -> float:
     return served.metric("dynrt_handoff_retargets_total", outcome=outcome)
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Fails if it stays untrue."""
-    async with asyncio.timeout(SETTLE_LIMIT_S):
-        while not condition():
-            await asyncio.sleep(POLL_S)
-
-
 async def test_a_finished_prompt_goes_elsewhere(
     tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +58,7 @@ async def test_a_finished_prompt_goes_elsewhere(
         assert not any(task.done() for task in long), "they were not disturbed"
 
         moving = asyncio.create_task(served.answer(PROMPT, max_tokens=OUTPUT, salt="d"))
-        await until(lambda: retargets(served, "moved") == 2, "it is asked for on the other worker")
+        await eventually(lambda: retargets(served, "moved") == 2)
         for task in long:
             task.cancel()
         assert (await moving).token_ids == expected.token_ids

@@ -22,12 +22,12 @@ def runtime(tmp_path: Path) -> Iterator[FakeRuntime]:
     runtime.close()
 
 
-def test_beats_carry_the_age_of_the_step(runtime: FakeRuntime) -> None:
+def test_beats_carry_the_age_of_the_step_and_of_the_transfer_thread_s_turn(runtime: FakeRuntime) -> None:
     clock = StepClock()
-    thread = HeartbeatThread(runtime.address, ME, clock, Heard())
+    thread = HeartbeatThread(runtime.address, ME, clock, lambda: 7.5, Heard())
     thread.start(0.005)
     identity, beat = runtime.next(Heartbeat)
-    assert (identity, beat) == (ME + HEARTBEAT_SUFFIX, Heartbeat(ME, 0.0))
+    assert (identity, beat) == (ME + HEARTBEAT_SUFFIX, Heartbeat(ME, 0.0, 7.5))
     clock.begin()
     ages = [runtime.next(Heartbeat)[1].step_age_s for _ in range(3)]
     assert ages == sorted(ages) and ages[-1] > 0
@@ -39,7 +39,7 @@ def test_beats_carry_the_age_of_the_step(runtime: FakeRuntime) -> None:
 
 def test_it_goes_on_with_the_next_runtime(runtime: FakeRuntime) -> None:
     failures = Heard()
-    thread = HeartbeatThread(runtime.address, ME, StepClock(), failures)
+    thread = HeartbeatThread(runtime.address, ME, StepClock(), float, failures)
     thread.start(0.005)
     runtime.next(Heartbeat)
     runtime.shut()
@@ -51,11 +51,11 @@ def test_it_goes_on_with_the_next_runtime(runtime: FakeRuntime) -> None:
 
 
 def test_it_can_be_stopped_before_its_start(runtime: FakeRuntime) -> None:
-    HeartbeatThread(runtime.address, ME, StepClock(), Heard()).stop(DEADLINE_S)
+    HeartbeatThread(runtime.address, ME, StepClock(), float, Heard()).stop(DEADLINE_S)
 
 
 def test_a_failure_is_told() -> None:
     failures = Heard()
-    thread = HeartbeatThread("nowhere", ME, StepClock(), failures)
+    thread = HeartbeatThread("nowhere", ME, StepClock(), float, failures)
     thread.start(0.005)
     assert "'nowhere' is no address" in str(failures.next(ConfigError))

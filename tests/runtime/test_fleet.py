@@ -198,6 +198,10 @@ def test_endless_step_is_a_hang(setting: Setting) -> None:
     assert list(setting.fleet.hung(1.0, 10.0, 300.0)) == [
         (worker, "in one step for 300.5 s, the limit is 300 s")
     ]
+    setting.fleet.heard(worker, Heartbeat("inc-d", 0.0, 301.0), 1.5)
+    assert [reason for _, reason in setting.fleet.hung(1.5, 10.0, 300.0)] == [
+        "its transfers stand still for 301.0 s, the limit is 300 s"
+    ]
     setting.fleet.heard(worker, Heartbeat("inc-d", 0.0), 2.0)
     assert list(setting.fleet.hung(2.0, 10.0, 300.0)) == []
 

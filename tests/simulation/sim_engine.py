@@ -73,8 +73,8 @@ REGISTER_AGAIN_S = 1.0
 EXIT_NOTICE_S = (0.0, 0.002)
 
 Harm = Literal[
-    "crash", "hang", "stall"
-]  # ends; does nothing any more; is stuck in a step, but its heart beats
+    "crash", "hang", "stall", "jam"
+]  # ends; does nothing any more; is stuck in a step, or in a transfer, but its heart beats
 
 
 def next_token(token_ids: Sequence[int]) -> int:
@@ -216,6 +216,8 @@ class SimEngine:
             case "stall":
                 self._is_stalled = True
                 self._step_began = self._step_began or self._now()
+            case "jam":
+                self._transfer.jam(self._now())
 
     def fill(self, is_full: bool = True) -> None:
         """It has no blocks for reservations, until it is told otherwise."""
@@ -318,8 +320,9 @@ class SimEngine:
         )
 
     def _beat(self) -> None:
-        age_s = self._now() - self._step_began if self._step_began is not None else 0.0
-        self._tell(Heartbeat(self.incarnation, age_s))
+        now = self._now()
+        step_age_s = now - self._step_began if self._step_began is not None else 0.0
+        self._tell(Heartbeat(self.incarnation, step_age_s, self._transfer.turn_age_s(now)))
         self._later(self._heartbeat_interval_s, self._beat)
 
     def _on_message(self, message: ToEngine) -> None:

@@ -70,12 +70,13 @@ class SimTransfer:
         self._fabric = fabric
         self._tell = tell
         self._order = order
-        self._is_running = is_running
+        self._is_running = lambda: is_running() and self._jammed_at is None
         self._trace = trace
         self._prefill = PrefillEnd([GEOMETRY])
         self._decode = DecodeEnd([GEOMETRY], "simulated", takes_first_token=takes_first_token)
         self._ends = HandoffEnds(self._prefill, self._decode)
         self._is_polling = False
+        self._jammed_at: float | None = None
         self._sources: dict[HandoffId, HandoffId] = {}  # of retargeted handoffs: what the engine calls them
         fabric.engines[incarnation] = self
 
@@ -83,19 +84,32 @@ class SimTransfer:
     def open_handoffs(self) -> int:
         return self._ends.num_open
 
+    def jam(self, now: float) -> None:
+        """Its thread does not come back from a call."""
+        self._jammed_at = now
+
+    def turn_age_s(self, now: float) -> float:
+        return 0.0 if self._jammed_at is None else now - self._jammed_at
+
     def died(self) -> None:
         del self._fabric.engines[self.incarnation]
 
     # --- from compute -----------------------------------------------------------------------------
 
     def step_begins(self, ready: list[BlocksReady]) -> None:
+        if self._jammed_at is not None:
+            return
         self._do(self._prefill.step_begins(ready, self._now()))
 
     def layer_written(self, layer: int) -> None:
+        if self._jammed_at is not None:
+            return
         self._do(self._prefill.layer_written(layer, self._now()))
         self._post_writes()
 
     def post(self, event: EndEvent | ConnectPeer) -> None:
+        if self._jammed_at is not None:
+            return
         if isinstance(event, ConnectPeer):
             self._connect(event)
             return

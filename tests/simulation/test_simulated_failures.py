@@ -29,7 +29,7 @@ POINTS = [
     ("decode", "step begins"),
     ("decode", "step ended"),
 ]
-HARMS: list[Harm] = ["crash", "hang", "stall"]
+HARMS: list[Harm] = ["crash", "hang", "stall", "jam"]
 NUM_REQUESTS = 4
 
 

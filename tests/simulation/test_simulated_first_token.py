@@ -56,7 +56,7 @@ def test_any_pair_says_each_token_once(
     run_virtually(main())
 
 
-@pytest.mark.parametrize("harm", ["crash", "hang", "stall"])
+@pytest.mark.parametrize("harm", ["crash", "hang", "stall", "jam"])
 @pytest.mark.parametrize(("role", "point"), POINTS)
 def test_its_requests_survive_an_engine(tiny_model_dir: Path, role: str, point: str, harm: Harm) -> None:
     fault = Fault(role, point, harm, nth=2)
@@ -80,7 +80,7 @@ def test_its_requests_survive_an_engine(tiny_model_dir: Path, role: str, point: 
         st.builds(
             lambda at, harm, nth: Fault(*at, harm, nth),
             st.sampled_from(POINTS),
-            st.sampled_from(["crash", "hang", "stall"]),
+            st.sampled_from(["crash", "hang", "stall", "jam"]),
             st.integers(1, 8),
         ),
         min_size=1,

@@ -114,7 +114,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("harm", ["crash", "hang", "stall"])
+@pytest.mark.parametrize("harm", ["crash", "hang", "stall", "jam"])
 @pytest.mark.parametrize(("role", "point"), POINTS)
 def test_any_of_the_three_workers_may_die_meanwhile(
     tiny_model_dir: Path, role: str, point: str, harm: Harm
@@ -161,7 +161,7 @@ def test_a_client_leaves_at_any_time(tiny_model_dir: Path, seed: int, after_s: f
         st.builds(
             lambda at, harm, nth: Fault(*at, harm, nth),
             st.sampled_from(POINTS),
-            st.sampled_from(["crash", "hang", "stall"]),
+            st.sampled_from(["crash", "hang", "stall", "jam"]),
             st.integers(1, 6),
         ),
         max_size=2,
