@@ -20,9 +20,9 @@ from dynrt.runtime.http.conversation import MESSAGES
 from dynrt.runtime.http.fields import Fields, Problems
 from dynrt.runtime.http.model_limits import complete_sampling, sampling_for_model
 from dynrt.runtime.http.models import find_model
-from dynrt.runtime.http.parameters import SHARED, read_parameters
+from dynrt.runtime.http.parameters import MAX_TOKENS, SHARED, read_parameters
 from dynrt.runtime.http.replies import Reply, Shown
-from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, described, integer
+from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, integer
 from dynrt.runtime.http.sampling import MAX_LOGPROBS
 from dynrt.runtime.http.serve import Job, make_job, serve, shown
 from dynrt.runtime.http.tools.request import TOOL_PARAMETERS, ToolUse, read_tool_use
@@ -146,9 +146,9 @@ def _read_logprobs(fields: Fields) -> int | None:
 
 
 def _read_reasoning_effort(fields: Fields) -> str | None:
-    effort = fields.values.get("reasoning_effort")
-    if effort is None or effort in REASONING_EFFORTS:
-        return effort
+    effort = fields.values["reasoning_effort"]
+    if effort in REASONING_EFFORTS:
+        return str(effort)
     fields.refuse("reasoning_effort", f"it must be one of {', '.join(REASONING_EFFORTS)}")
     return None
 
@@ -159,19 +159,23 @@ ADD_GENERATION_PROMPT = boolean("add_generation_prompt", "End the prompt with wh
 CONTINUE_FINAL_MESSAGE = boolean(
     "continue_final_message", "Go on with the last message, the assistant's, instead of a new one.", False
 )
-TEMPLATE_KWARGS = Parameter(
+TEMPLATE_KWARGS = Parameter[dict[str, Any]](
     "chat_template_kwargs",
-    described({"type": ["object", "null"]}, "Further variables of the model's chat template."),
+    "Further variables of the model's chat template.",
+    {"type": ["object", "null"]},
     read_template_kwargs,
+    {},
 )
-REASONING_EFFORT = Parameter(
+REASONING_EFFORT = Parameter[str | None](
     "reasoning_effort",
-    described({"enum": [*REASONING_EFFORTS, None]}, "A variable of the chat template; not all heed it."),
+    "A variable of the chat template; not all heed it.",
+    {"enum": [*REASONING_EFFORTS, None]},
     _read_reasoning_effort,
+    None,
 )
 
 CONVERSATION: tuple[Parameter[Any], ...] = (
     MESSAGES, ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS, REASONING_EFFORT, *TOOL_PARAMETERS,
 )  # fmt: skip
-PARAMETERS: tuple[Parameter[Any], ...] = (*CONVERSATION, *SHARED, LOGPROBS, TOP_LOGPROBS)
-CHAT_SCHEMA = body_schema("ChatCompletionRequest", "A conversation to go on with.", PARAMETERS, ["messages"])
+PARAMETERS: tuple[Parameter[Any], ...] = (*CONVERSATION, *SHARED, MAX_TOKENS, LOGPROBS, TOP_LOGPROBS)
+CHAT_SCHEMA = body_schema("ChatCompletionRequest", "A conversation to go on with.", PARAMETERS)

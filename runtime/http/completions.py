@@ -15,7 +15,7 @@ from dynrt.runtime.http.model_limits import check_vocabulary, complete_sampling,
 from dynrt.runtime.http.models import find_model
 from dynrt.runtime.http.parameters import MAX_CHOICES, SHARED, read_parameters
 from dynrt.runtime.http.replies import Reply, Shown
-from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, described
+from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, integer
 from dynrt.runtime.http.sampling import MAX_LOGPROBS, are_token_ids
 from dynrt.runtime.http.serve import Job, make_job, serve, shown
 from dynrt.runtime.http.text_reply import TextPrompt, TextReply
@@ -39,7 +39,7 @@ async def _prepare(request: web.Request) -> Job:
         fields,
         logprobs=logprobs,
         echo_logprobs=logprobs if echo else None,
-        least_max_tokens=0 if echo else 1,
+        max_tokens=MAX_TOKENS_WITH_ECHO if echo else None,
     )
     add_special_tokens = ADD_SPECIAL_TOKENS.read(fields)
     refuse_unsupported(fields, COMPLETIONS)
@@ -111,30 +111,29 @@ async def _echo(backend: Backend, prompt: Prompt) -> str:
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-PROMPT = Parameter(
+_BATCH = {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"anyOf": [_TEXT, _IDS]}}
+PROMPT = Parameter[list[Prompt]](
     "prompt",
-    described(
-        {
-            "anyOf": [
-                _TEXT,
-                _IDS,
-                {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"anyOf": [_TEXT, _IDS]}},
-            ]
-        },
-        "Text or token ids, or a list of such prompts. Choice i of prompt p has the index p * n + i.",
-    ),
+    "Text or token ids, or a list of such prompts. Choice i of prompt p has the index p * n + i.",
+    {"anyOf": [_TEXT, _IDS, _BATCH]},
     read_prompts,
+    [],
+    required=True,
 )
-ECHO = boolean("echo", "Answer with the prompt and what follows it; max_tokens may then be 0.", False)
-LOGPROBS = Parameter(
+ECHO = boolean("echo", "Answer with the prompt and what follows it.", False)
+MAX_TOKENS_WITH_ECHO = integer(
+    "max_tokens", f"The most tokens of an answer, 0 only with echo; by default {DEFAULT_MAX_TOKENS}.", None, 0
+)
+LOGPROBS = Parameter[int | None](
     "logprobs",
-    described(
-        {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, {"enum": [False, None]}]},
-        "Log probabilities of the answer's tokens, with echo of the prompt's too, and of so many alternatives.",
-    ),
+    "Log probabilities of the answer's tokens, with echo of the prompt's too, and of so many alternatives.",
+    {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}, {"enum": [False, None]}]},
     _read_logprobs,
+    None,
 )
 ADD_SPECIAL_TOKENS = boolean("add_special_tokens", "Begin the prompt's ids as the tokenizer does.", True)
 
-PARAMETERS: tuple[Parameter[Any], ...] = (PROMPT, *SHARED, ECHO, LOGPROBS, ADD_SPECIAL_TOKENS)
-COMPLETION_SCHEMA = body_schema("CompletionRequest", "Text to go on with.", PARAMETERS, ["prompt"])
+PARAMETERS: tuple[Parameter[Any], ...] = (
+    PROMPT, *SHARED, MAX_TOKENS_WITH_ECHO, ECHO, LOGPROBS, ADD_SPECIAL_TOKENS,
+)  # fmt: skip
+COMPLETION_SCHEMA = body_schema("CompletionRequest", "Text to go on with.", PARAMETERS)

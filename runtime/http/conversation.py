@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynrt.runtime.http.fields import Fields, Problems
-from dynrt.runtime.http.request_schema import Parameter, described
+from dynrt.runtime.http.request_schema import Parameter
 
 MAX_MESSAGES = 10_000  # each takes the event loop some microseconds
 MAX_CALLS = 128  # of tools, in one message
@@ -135,11 +135,11 @@ _MESSAGE = {
     },
     "required": ["role"],
 }
-MESSAGES = Parameter(
+MESSAGES = Parameter[list[dict[str, Any]]](
     "messages",
-    described(
-        {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": _MESSAGE},
-        "The conversation. Only an assistant's content may be null.",
-    ),
+    "The conversation. Only an assistant's content may be null.",
+    {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": _MESSAGE},
     read_messages,
+    [],
+    required=True,
 )

@@ -9,7 +9,7 @@ import msgspec
 
 from dynrt.runtime.errors import InvalidRequestError
 from dynrt.runtime.http.fields import Fields
-from dynrt.runtime.http.request_schema import Parameter, described
+from dynrt.runtime.http.request_schema import Parameter
 from dynrt.runtime.messages import Grammar
 from dynrt.runtime.requests import ModelCard
 
@@ -60,7 +60,7 @@ def read_grammar(fields: Fields) -> AskedGrammar | None:
 
 def _read_response_format(fields: Fields) -> AskedGrammar | None:
     form = fields.child("response_format")
-    if not isinstance(fields.values.get("response_format"), dict):
+    if not isinstance(fields.values["response_format"], dict):
         return None
     match form.values.get("type"):
         case "text":
@@ -91,8 +91,11 @@ def _schema_of(form: Fields) -> AskedGrammar | None:
 
 def _read_structured_outputs(fields: Fields) -> AskedGrammar | None:
     asked = fields.child("structured_outputs")
-    kinds = [kind for kind in KINDS if asked.values.get(kind) not in (None, False)]
+    kinds = [kind for kind, value in asked.values.items() if value is not None and value is not False]
     if not kinds:
+        return None
+    for kind in set(kinds).difference(KINDS):
+        asked.refuse(kind, f"it must be left out: structured_outputs takes {', '.join(KINDS)}")
         return None
     if len(kinds) > 1:
         fields.refuse("structured_outputs", f"it must have one of {', '.join(KINDS)}, not {len(kinds)}")
@@ -162,36 +165,35 @@ _JSON_SCHEMA = {
     },
     "required": ["schema"],
 }
-RESPONSE_FORMAT = Parameter(
+RESPONSE_FORMAT = Parameter[AskedGrammar | None](
     "response_format",
-    described(
-        {
-            "type": ["object", "null"],
-            "properties": {
-                "type": {"enum": ["text", "json_object", "json_schema"]},
-                "json_schema": _JSON_SCHEMA,
-            },
-            "required": ["type"],
+    "JSON, of a schema or any.",
+    {
+        "type": ["object", "null"],
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": _JSON_SCHEMA,
         },
-        "JSON, of a schema or any.",
-    ),
+        "required": ["type"],
+    },
     _read_response_format,
+    None,
 )
-STRUCTURED_OUTPUTS = Parameter(
+STRUCTURED_OUTPUTS = Parameter[AskedGrammar | None](
     "structured_outputs",
-    described(
-        {
-            "type": ["object", "null"],
-            "properties": {
-                "json": {"type": ["object", "string", "null"]},
-                "regex": {"type": ["string", "null"]},
-                "choice": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
-                "grammar": {"type": ["string", "null"]},
-                "json_object": {"type": ["boolean", "null"]},
-            },
+    "One of: a JSON schema, a regular expression, a list of answers, an EBNF grammar, any JSON object.",
+    {
+        "type": ["object", "null"],
+        "properties": {
+            "json": {"type": ["object", "string", "null"]},
+            "regex": {"type": ["string", "null"]},
+            "choice": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}},
+            "grammar": {"type": ["string", "null"]},
+            "json_object": {"type": ["boolean", "null"]},
         },
-        "One of: a JSON schema, a regular expression, a list of answers, an EBNF grammar, any JSON object.",
-    ),
+        "additionalProperties": {"enum": [None, False]},
+    },
     _read_structured_outputs,
+    None,
 )
 GRAMMAR: tuple[Parameter[Any], ...] = (RESPONSE_FORMAT, STRUCTURED_OUTPUTS)

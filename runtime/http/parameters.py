@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import msgspec
 
-from dynrt.runtime.http.fields import Fields
+from dynrt.runtime.http.fields import Fields, Problems
 from dynrt.runtime.http.grammars import GRAMMAR, AskedGrammar, read_grammar
-from dynrt.runtime.http.request_schema import Parameter, boolean, described, integer, string
+from dynrt.runtime.http.request_schema import Parameter, boolean, integer, string
 from dynrt.runtime.http.sampling import MAX_INT32, MAX_LOGPROBS, SAMPLING, read_sampling
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import LocalPrefill
@@ -41,17 +41,21 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 def read_parameters(
-    fields: Fields, *, logprobs: int | None, echo_logprobs: int | None = None, least_max_tokens: int = 1
+    fields: Fields,
+    *,
+    logprobs: int | None,
+    echo_logprobs: int | None = None,
+    max_tokens: Parameter[int | None] | None = None,
 ) -> Parameters:
     """Read the shared parameters; problems are left with `fields`.
 
     `logprobs`, `echo_logprobs`: how many alternatives per token of the answer, of the prompt; None: no log
-    probabilities. Each endpoint has its own parameters for them.
+    probabilities. Each endpoint has its own parameters for them. `max_tokens`: if it is not MAX_TOKENS.
     """
     stream = STREAM.read(fields)
     options = STREAM_OPTIONS.read(fields)
     n = N.read(fields)
-    newer, older = MAX_COMPLETION_TOKENS.read(fields), fields.integer("max_tokens", None, least_max_tokens)
+    newer, older = MAX_COMPLETION_TOKENS.read(fields), (max_tokens or MAX_TOKENS).read(fields)
     _check_best_of(fields, n)
     prompt_logprobs = _prompt_logprobs(fields, stream)
     wanted_of_prompt = [number for number in (prompt_logprobs, echo_logprobs) if number is not None]
@@ -89,7 +93,7 @@ def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
 
 
 def _read_stream_options(fields: Fields) -> Fields:
-    if fields.values.get("stream_options") is not None and fields.values.get("stream") in (None, False):
+    if fields.values.get("stream") in (None, False):
         fields.refuse("stream_options", "it must be left out, or stream be true")
     return fields.child("stream_options")
 
@@ -110,17 +114,16 @@ MODEL = string("model", "One of /v1/models; may be left out where there is one."
 STREAM = boolean("stream", "Answer with server-sent events, as the text comes.", False)
 STREAM_OPTIONS = Parameter(
     "stream_options",
-    described(
-        {
-            "type": ["object", "null"],
-            "properties": {
-                "include_usage": {"type": ["boolean", "null"]},
-                "continuous_usage_stats": {"type": ["boolean", "null"]},
-            },
+    "Only with stream: usage in a last event without choices, usage in every event.",
+    {
+        "type": ["object", "null"],
+        "properties": {
+            "include_usage": {"type": ["boolean", "null"]},
+            "continuous_usage_stats": {"type": ["boolean", "null"]},
         },
-        "Only with stream: usage in a last event without choices, usage in every event.",
-    ),
+    },
     _read_stream_options,
+    Fields({}, Problems()),
 )
 N = integer("n", f"Choices; those of all prompts together at most {MAX_CHOICES}.", 1, 1, MAX_CHOICES)
 BEST_OF = integer("best_of", "Taken for the sake of old clients, if it is at most n.", 1, 1, MAX_CHOICES)
@@ -141,21 +144,20 @@ CACHE_SALT = string("cache_salt", "Only requests of the same salt share cached p
 PRIORITY = integer(
     "priority", "Lower ones are served first, where priorities count.", 0, -MAX_INT32, MAX_INT32
 )
-USER = Parameter("user", described({"type": ["string", "null"]}, "Ignored."), lambda fields: None)
-DYNRT = Parameter(
+USER = Parameter[None]("user", "Ignored.", {"type": ["string", "null"]}, lambda fields: None, None)
+DYNRT = Parameter[LocalPrefill | None](
     "dynrt",
-    described(
-        {
-            "type": ["object", "null"],
-            "properties": {"local_prefill": {"enum": [*get_args(LocalPrefill), None]}},
-            "additionalProperties": False,
-        },
-        "For tests and benches: whether the prompt is computed where the answer is.",
-    ),
+    "For tests and benches: whether the prompt is computed where the answer is.",
+    {
+        "type": ["object", "null"],
+        "properties": {"local_prefill": {"enum": [*get_args(LocalPrefill), None]}},
+        "additionalProperties": False,
+    },
     _read_dynrt,
+    None,
 )
 
 SHARED: tuple[Parameter[Any], ...] = (
-    MODEL, STREAM, STREAM_OPTIONS, N, BEST_OF, MAX_TOKENS, MAX_COMPLETION_TOKENS, *SAMPLING, *GRAMMAR, PROMPT_LOGPROBS,
+    MODEL, STREAM, STREAM_OPTIONS, N, BEST_OF, MAX_COMPLETION_TOKENS, *SAMPLING, *GRAMMAR, PROMPT_LOGPROBS,
     RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT,
 )  # fmt: skip

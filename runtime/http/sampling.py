@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from dynrt.runtime.http.fields import Fields
-from dynrt.runtime.http.request_schema import Parameter, boolean, described, integer, number
+from dynrt.runtime.http.request_schema import Parameter, boolean, integer, number
 from dynrt.runtime.messages import SamplingParams
 
 MAX_STOPS = 16
@@ -33,7 +33,7 @@ def read_sampling(
         top_p=top_p or 1.0,
         top_k=top_k if top_p else 1,  # OpenAI takes top_p 0: the smallest set there is, the top token alone
         min_p=MIN_P.read(fields),
-        seed=SEED.read(fields),
+        seed=SEED.read(fields) or 0,
         presence_penalty=PRESENCE_PENALTY.read(fields),
         frequency_penalty=FREQUENCY_PENALTY.read(fields),
         repetition_penalty=REPETITION_PENALTY.read(fields),
@@ -55,8 +55,6 @@ def are_token_ids(values: list[Any]) -> bool:
 
 def _read_stop(fields: Fields) -> tuple[str, ...]:
     stop = fields.values.get("stop")
-    if stop is None:
-        return ()
     strings = [stop] if isinstance(stop, str) else stop
     if not isinstance(strings, list) or len(strings) > MAX_STOPS:
         fields.refuse("stop", f"it must be a string or a list of up to {MAX_STOPS} strings")
@@ -71,8 +69,6 @@ def _read_stop(fields: Fields) -> tuple[str, ...]:
 
 def _read_stop_token_ids(fields: Fields) -> tuple[int, ...]:
     ids = fields.values.get("stop_token_ids")
-    if ids is None:
-        return ()
     if isinstance(ids, list) and len(ids) <= MAX_STOP_TOKEN_IDS and are_token_ids(ids):
         return tuple(ids)
     fields.refuse(
@@ -108,7 +104,7 @@ MIN_P = number(
 SEED = integer(
     "seed",
     "The same seed, the same tokens, whatever runs beside. Choice i of a prompt uses seed + i. Absent: drawn.",
-    0,
+    None,
     -MAX_INT64 - 1,
     MAX_INT64,
 )
@@ -125,52 +121,36 @@ REPETITION_PENALTY = number(
     MIN_REPETITION_PENALTY,
     2.0,
 )
-LOGIT_BIAS = Parameter(
+LOGIT_BIAS = Parameter[tuple[tuple[int, float], ...]](
     "logit_bias",
-    described(
-        {
-            "type": ["object", "null"],
-            "maxProperties": MAX_BIASED_TOKENS,
-            "propertyNames": {"pattern": "^[0-9]+$"},
-            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-        },
-        "By token id, what is added to its logit.",
-    ),
+    "By token id, what is added to its logit.",
+    {
+        "type": ["object", "null"],
+        "maxProperties": MAX_BIASED_TOKENS,
+        "propertyNames": {"pattern": "^[0-9]+$"},
+        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+    },
     _read_logit_bias,
+    (),
 )
 MIN_TOKENS = integer("min_tokens", "Nothing ends the answer before it has so many tokens.", 0, 0, MAX_INT32)
 IGNORE_EOS = boolean(
     "ignore_eos", "Go on behind the end of the sequence; stop and stop_token_ids count.", False
 )
-STOP = Parameter(
+_STOP = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+STOP = Parameter[tuple[str, ...]](
     "stop",
-    described(
-        {
-            "anyOf": [
-                {"type": "null"},
-                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
-                {
-                    "type": "array",
-                    "maxItems": MAX_STOPS,
-                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS},
-                },
-            ]
-        },
-        "Strings before which the answer ends.",
-    ),
+    "Strings before which the answer ends.",
+    {"anyOf": [{"type": "null"}, _STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}]},
     _read_stop,
+    (),
 )
-STOP_TOKEN_IDS = Parameter(
+STOP_TOKEN_IDS = Parameter[tuple[int, ...]](
     "stop_token_ids",
-    described(
-        {
-            "type": ["array", "null"],
-            "maxItems": MAX_STOP_TOKEN_IDS,
-            "items": {"type": "integer", "minimum": 0},
-        },
-        "Tokens with which the answer ends.",
-    ),
+    "Tokens with which the answer ends.",
+    {"type": ["array", "null"], "maxItems": MAX_STOP_TOKEN_IDS, "items": {"type": "integer", "minimum": 0}},
     _read_stop_token_ids,
+    (),
 )
 INCLUDE_STOP = boolean("include_stop_str_in_output", "Whether the answer shows the stop string.", False)
 

@@ -14,7 +14,7 @@ from dynrt.runtime.http.fields import Fields, Problems
 from dynrt.runtime.http.model_limits import check_vocabulary
 from dynrt.runtime.http.models import find_model, json_response
 from dynrt.runtime.http.parameters import MODEL
-from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean, described
+from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean
 from dynrt.runtime.http.sampling import are_token_ids
 from dynrt.runtime.messages import pack_ids, unpack_ids
 
@@ -84,19 +84,23 @@ def _read_tokens(fields: Fields) -> list[int]:
 
 
 WITH_NAMES = boolean("return_token_strs", "Also each token as the vocabulary spells it.", False)
-PROMPT = Parameter(
-    "prompt", described({"type": "string"}, "A text; a chat has messages instead."), _read_prompt
+PROMPT = Parameter[str](
+    "prompt", "A text; a chat has messages instead.", {"type": "string"}, _read_prompt, "", required=True
 )
 ADD_SPECIAL_TOKENS = boolean("add_special_tokens", "To a text, as the tokenizer does by itself.", True)
-TOKENS = Parameter(
+TOKENS = Parameter[list[int]](
     "tokens",
-    described({"type": "array", "items": {"type": "integer", "minimum": 0}}, "Token ids."),
+    "Token ids.",
+    {"type": "array", "items": {"type": "integer", "minimum": 0}},
     _read_tokens,
+    [],
+    required=True,
 )
 
 TOKENIZE_SCHEMA = body_schema(
     "TokenizeRequest",
     "A text or a chat.",
     (MODEL, PROMPT, ADD_SPECIAL_TOKENS, *CONVERSATION, WITH_NAMES),
+    needs_one=True,
 )
-DETOKENIZE_SCHEMA = body_schema("DetokenizeRequest", "Tokens to be spelled.", (MODEL, TOKENS), ["tokens"])
+DETOKENIZE_SCHEMA = body_schema("DetokenizeRequest", "Tokens to be spelled.", (MODEL, TOKENS))

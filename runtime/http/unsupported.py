@@ -44,6 +44,8 @@ COMPLETIONS: dict[str, tuple[Any, ...]] = {
 
 def refuse_unsupported(fields: Fields, table: dict[str, tuple[Any, ...]]) -> None:
     """Note every parameter of `table` that is set to something that would have to change the result."""
+    if table.keys().isdisjoint(fields.values):
+        return  # as nearly always
     for name, harmless in table.items():
         value = fields.values.get(name)
         if value is not None and not any(_same(value, one) for one in harmless):

@@ -8,13 +8,15 @@ from typing import Any, Literal
 import msgspec
 
 from dynrt.runtime.http.fields import Fields
-from dynrt.runtime.http.request_schema import Parameter, boolean, described
+from dynrt.runtime.http.request_schema import Parameter, boolean
 from dynrt.runtime.messages import Grammar
 
 MAX_TOOLS = 1536
 MAX_NAME_CHARS = 96
 
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
+
+Choice = tuple[Literal["none", "auto", "required"], str | None]  # and the one tool that must be called
 
 
 class ToolUse(msgspec.Struct, frozen=True):
@@ -55,9 +57,7 @@ def read_tool_use(fields: Fields) -> ToolUse | None:
 
 
 def _read_tools(fields: Fields) -> list[dict[str, Any]]:
-    tools = fields.values.get("tools")
-    if tools is None:
-        return []
+    tools = fields.values["tools"]
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         fields.refuse("tools", f"it must be a list of 1 to {MAX_TOOLS} tools, or left out")
         return []
@@ -93,10 +93,8 @@ def _without_doubles(fields: Fields, tools: list[dict[str, Any]]) -> list[dict[s
     return tools
 
 
-def _read_choice(fields: Fields) -> tuple[Literal["none", "auto", "required"], str | None]:
-    match fields.values.get("tool_choice"):
-        case None:
-            return "auto", None
+def _read_choice(fields: Fields) -> Choice:
+    match fields.values["tool_choice"]:
         case "none" | "auto" | "required" as word:
             return word, None
         case {"type": "function", "function": {"name": str(name)}}:
@@ -169,21 +167,19 @@ _NAMED_CHOICE = {
     },
     "required": ["type", "function"],
 }
-TOOLS = Parameter(
+TOOLS = Parameter[list[dict[str, Any]]](
     "tools",
-    described(
-        {"type": ["array", "null"], "minItems": 1, "maxItems": MAX_TOOLS, "items": _TOOL},
-        "Functions that the model may call, with the JSON schema of their arguments. Names must differ.",
-    ),
+    "Functions that the model may call, with the JSON schema of their arguments. Names must differ.",
+    {"type": ["array", "null"], "minItems": 1, "maxItems": MAX_TOOLS, "items": _TOOL},
     _read_tools,
+    [],
 )
-TOOL_CHOICE = Parameter(
+TOOL_CHOICE = Parameter[Choice](
     "tool_choice",
-    described(
-        {"anyOf": [{"enum": ["none", "auto", "required", None]}, _NAMED_CHOICE]},
-        "Whether to call tools. A required call, or that of a named one, needs engines that follow grammars.",
-    ),
+    "Whether to call tools. A required call, or that of a named one, needs engines that follow grammars.",
+    {"anyOf": [{"enum": ["none", "auto", "required", None]}, _NAMED_CHOICE]},
     _read_choice,
+    ("auto", None),
 )
 PARALLEL_CALLS = boolean("parallel_tool_calls", "Whether one answer may have several calls.", True)
 TOOL_PARAMETERS: tuple[Parameter[Any], ...] = (TOOLS, TOOL_CHOICE, PARALLEL_CALLS)
