@@ -30,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="start engines and an OpenAI-compatible endpoint"))
     _add_engine(commands.add_parser("engine", help="run one engine process that joins a runtime"))
+    _add_front(commands.add_parser("front"))  # by the runtime alone: without help, it is not listed
     _add_replay(commands.add_parser("replay", help="serve a recorded trace in virtual time"))
     return parser
 
@@ -157,6 +158,13 @@ def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
     )
     endpoint.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     endpoint.add_argument("--port", type=int, default=8000, help="port to listen on, 0: any (default: 8000)")
+    endpoint.add_argument(
+        "--frontends",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes that share the port and answer requests; 1: the runtime's own (default: 1)",
+    )
     endpoint.add_argument("--uds", metavar="PATH", help="listen on a unix socket instead of a port")
     endpoint.add_argument(
         "--uds-mode",
@@ -225,6 +233,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_engine)
 
 
+def _add_front(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lifeline", type=int, required=True, help=argparse.SUPPRESS)
+    parser.set_defaults(run=_front)
+
+
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     add_replay_options(parser)
     parser.set_defaults(run=_replay)
@@ -244,6 +257,15 @@ def _engine(arguments: argparse.Namespace) -> int:
     from dynrt.engines.main import run_engine
 
     return run_engine(arguments)
+
+
+def _front(arguments: argparse.Namespace) -> int:
+    from dynrt.engines.lifeline import hold_lifeline
+
+    hold_lifeline(arguments.lifeline)
+    from dynrt.runtime.fronts.process import run_front
+
+    return run_front()
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -211,6 +211,11 @@ class Runtime:
         for task in self._tasks:
             task.cancel()
 
+    @property
+    def model_path(self) -> str:
+        """The served model's directory."""
+        return self._model.path
+
     # --- what it serves ---------------------------------------------------------------------------
 
     def models(self) -> list[ModelCard]:

@@ -8,17 +8,21 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from dynrt.engines.config import SimConfig, engine_args_of
 from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.errors import ConfigError, NoWorkerError
+from dynrt.runtime.fronts.fronts import MAX_FRONTS, Fronts
+from dynrt.runtime.fronts.messages import FrontSettings
 from dynrt.runtime.http.answer_formats import AnswerFormats
+from dynrt.runtime.http.listen import hold_port, url_of
 from dynrt.runtime.http.options import EndpointOptions
 from dynrt.runtime.http.server import HttpServer
 from dynrt.runtime.logs import set_up_logs
+from dynrt.runtime.loop import loop_factory
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.open_files import allow_many
 from dynrt.runtime.requests import GenerateRequest
@@ -38,6 +42,10 @@ def serve(arguments: argparse.Namespace) -> int:
     allow_many()
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port is {arguments.port}; it can be 0 (any free port) to 65535")
+    if not 1 <= arguments.frontends <= MAX_FRONTS:
+        raise ConfigError(f"--frontends is {arguments.frontends}; it can be 1 to {MAX_FRONTS}")
+    if arguments.frontends > 1 and arguments.uds is not None:
+        raise ConfigError("--frontends shares a TCP port; a unix socket (--uds) has one front")
     config = RuntimeConfig(
         model=arguments.model,
         prefill=arguments.prefill,
@@ -58,7 +66,7 @@ def serve(arguments: argparse.Namespace) -> int:
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
         transfer=TransferOptions(verify=arguments.verify_kv),
     )
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(config, endpoint_options(arguments, os.environ), arguments))
 
 
@@ -76,16 +84,9 @@ def endpoint_options(arguments: argparse.Namespace, environment: Mapping[str, st
     )
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
 async def _serve(config: RuntimeConfig, options: EndpointOptions, arguments: argparse.Namespace) -> int:
+    if arguments.frontends > 1:
+        return await _serve_by_fronts(config, options, arguments)
     runtime = Runtime(config)
     server = HttpServer(runtime, options)
     stop = _StopSignals()
@@ -104,6 +105,31 @@ async def _serve(config: RuntimeConfig, options: EndpointOptions, arguments: arg
     return 0
 
 
+async def _serve_by_fronts(
+    config: RuntimeConfig, options: EndpointOptions, arguments: argparse.Namespace
+) -> int:
+    """The endpoint runs in processes of its own, which share the port."""
+    stop = _StopSignals()
+    loop = asyncio.get_running_loop()
+    host = arguments.host
+    held = await hold_port(host, arguments.port, loopback_only=options.loopback_only)
+    try:
+        async with Runtime(config) as runtime:
+            await _serves(runtime)
+            settings = FrontSettings("", "", host, held.getsockname()[1], runtime.model_path, options)
+            async with Fronts(runtime, settings, arguments.frontends) as fronts:
+                loop.add_signal_handler(signal.SIGHUP, fronts.reload)
+                url = url_of(host, settings.port, tls=options.tls_cert is not None)
+                print(f"dynrt serves {runtime.models()[0].name} at {url}", flush=True)
+                await _drain(await stop.first(), fronts, runtime)
+    except asyncio.CancelledError:
+        if not stop.interrupted:
+            raise
+    finally:
+        held.close()
+    return 0
+
+
 async def _listen(server: HttpServer, arguments: argparse.Namespace) -> None:
     if arguments.uds is None:
         await server.start(arguments.host, arguments.port)
@@ -111,7 +137,7 @@ async def _listen(server: HttpServer, arguments: argparse.Namespace) -> None:
         await server.start_unix(Path(arguments.uds), arguments.uds_mode)
 
 
-async def _drain(number: signal.Signals, server: HttpServer, runtime: Runtime) -> None:
+async def _drain(number: signal.Signals, server: HttpServer | Fronts, runtime: Runtime) -> None:
     """End without cutting off a request. SIGINT comes from a person, who has no load balancer to wait for."""
     if number == signal.SIGTERM:
         log.info("ending; requests are still taken", extra={"for_s": NOTICE_S})

@@ -1,4 +1,4 @@
-"""The control socket over ZeroMQ: one ROUTER, read through its file descriptor on the event loop."""
+"""The runtime's sockets over ZeroMQ, to engines and to fronts: each a ROUTER, read through its file descriptor."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import logging
 import shutil
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 import zmq
 
-from dynrt.runtime.channel import OnMessage
 from dynrt.runtime.errors import ConfigError, MailboxFullError
 from dynrt.runtime.messages import (
     ADDRESS_KEY_SEPARATOR,
     HEARTBEAT_SUFFIX,
+    FromEngine,
     ToEngine,
     decode_from_engine,
     encode,
@@ -29,10 +31,15 @@ RETRY_S = 0.005
 DRAIN_BATCH = 256  # messages read before the loop may do something else
 
 
-class ZmqChannel:
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+class ZmqRouter(Generic[Sent, Received]):
     """See Channel. `ipc://` needs no keys; `tcp://` is encrypted, and its address carries the server's public key."""
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(self, decode: Callable[[bytes], Received], address: str | None = None) -> None:
+        self._decode = decode
         self._requested = address
         self._address = ""
         self._directory: Path | None = None
@@ -45,7 +52,7 @@ class ZmqChannel:
     def address(self) -> str:
         return self._address
 
-    def open(self, on_message: OnMessage) -> None:
+    def open(self, on_message: Callable[[str, Received], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._socket = self._context.socket(zmq.ROUTER)
@@ -62,14 +69,14 @@ class ZmqChannel:
         self._loop.add_reader(self._descriptor, self._drain)
         self._drain()
 
-    def send(self, incarnation: str, message: ToEngine) -> None:
+    def send(self, incarnation: str, message: Sent) -> None:
         identity, payload = incarnation.encode(), encode(message)
         outbox = self._outboxes.get(identity)
         if outbox is None and self._send_now(identity, payload):
             return
         outbox = self._outboxes.setdefault(identity, deque())
         if len(outbox) >= OUTBOX_LIMIT:
-            raise MailboxFullError(f"engine {incarnation} has not taken {OUTBOX_LIMIT} messages")
+            raise MailboxFullError(f"{incarnation} has not taken {OUTBOX_LIMIT} messages")
         outbox.append(payload)
         self._schedule_retry()
 
@@ -119,7 +126,7 @@ class ZmqChannel:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             # Not connected (any more). Its pidfd or its missing heartbeat ends it; a message more is lost with it.
-            log.debug("message to unknown engine dropped", extra={"incarnation": identity.decode()})
+            log.debug("message to nobody dropped", extra={"incarnation": identity.decode()})
         self._drain_soon()  # the descriptor is edge-triggered, and a send may have consumed its edge
         return True
 
@@ -158,8 +165,15 @@ class ZmqChannel:
     def _receive(self, identity: bytes, payload: bytes) -> None:
         incarnation = identity.decode(errors="replace").removesuffix(HEARTBEAT_SUFFIX)
         try:
-            message = decode_from_engine(payload)
+            message = self._decode(payload)
         except msgspec.DecodeError as error:
             log.warning("unreadable message", extra={"incarnation": incarnation, "error": str(error)})
             return
         self._on_message(incarnation, message)
+
+
+class ZmqChannel(ZmqRouter[ToEngine, FromEngine]):
+    """The control socket."""
+
+    def __init__(self, address: str | None = None) -> None:
+        super().__init__(decode_from_engine, address)

@@ -17,11 +17,37 @@ SEND_BUFFER_BYTES = 64 * 1024  # the kernel's default takes 2.5 MB before a slow
 BACKLOG = 1024
 
 
-async def listen_tcp(host: str, port: int, *, loopback_only: bool) -> socket.socket:
+async def listen_tcp(host: str, port: int, *, loopback_only: bool, shared: bool = False) -> socket.socket:
     """A listening socket; connections accepted from it inherit its options. Raises ConfigError.
 
-    `loopback_only`: refuse an address that other machines can reach.
+    `loopback_only`: refuse an address that other machines can reach. `shared`: other processes of this user may
+    listen there too, if they say so as well; the kernel gives each connection to one of them.
     """
+    listener = await _bind(host, port, loopback_only=loopback_only, shared=shared)
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(host, port, error) from None
+    return listener
+
+
+async def hold_port(host: str, port: int, *, loopback_only: bool) -> socket.socket:
+    """A socket that keeps a port for processes that will share it; takes no connections. Raises ConfigError.
+
+    A port that others have is refused, even if they share it among themselves.
+    """
+    with await _bind(host, port, loopback_only=loopback_only, shared=False) as probe:
+        found = probe.getsockname()[1]
+    return await _bind(host, found, loopback_only=loopback_only, shared=True)
+
+
+def url_of(host: str, port: int, *, tls: bool) -> str:
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+async def _bind(host: str, port: int, *, loopback_only: bool, shared: bool) -> socket.socket:
     loop = asyncio.get_running_loop()
     try:
         family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
@@ -30,12 +56,12 @@ async def listen_tcp(host: str, port: int, *, loopback_only: bool) -> socket.soc
         raise _cannot_listen(host, port, error) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
         if loopback_only:
             _refuse_others(listener)
-        listener.listen(BACKLOG)
     except (OSError, ConfigError) as error:
         listener.close()
         raise error if isinstance(error, ConfigError) else _cannot_listen(host, port, error) from None

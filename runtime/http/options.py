@@ -18,3 +18,8 @@ class EndpointOptions(msgspec.Struct, frozen=True):
     tls_cert: str | None = None  # PEM files; both or none
     tls_key: str | None = None
     answer_formats: AnswerFormats = AnswerFormats()
+
+    @property
+    def loopback_only(self) -> bool:
+        """Whether only callers on this machine may be let in: there is no key to tell others by."""
+        return not (self.api_keys or self.api_key_file or self.allow_unauthenticated)

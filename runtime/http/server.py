@@ -17,7 +17,7 @@ from dynrt.runtime.http.connection import Connection
 from dynrt.runtime.http.file_watch import FileWatch
 from dynrt.runtime.http.guard import Guard
 from dynrt.runtime.http.keys import ApiKeys
-from dynrt.runtime.http.listen import BACKLOG, listen_tcp, listen_unix
+from dynrt.runtime.http.listen import BACKLOG, listen_tcp, listen_unix, url_of
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS
 from dynrt.runtime.http.options import EndpointOptions
 
@@ -43,13 +43,13 @@ class HttpServer:
         self._unix_path: Path | None = None
         self.url = ""  # where it listens, without a path; set by `start`
 
-    async def start(self, host: str = "127.0.0.1", port: int = 8000) -> None:
-        """Listen on `host`:`port` (0: a free port); beyond loopback only with keys, or if allowed without."""
-        loopback_only = self._keys is None and not self._options.allow_unauthenticated
-        listener = await listen_tcp(host, port, loopback_only=loopback_only)
-        scheme = "http" if self._certificate is None else "https"
-        shown_host = f"[{host}]" if ":" in host else host
-        self.url = f"{scheme}://{shown_host}:{listener.getsockname()[1]}"
+    async def start(self, host: str = "127.0.0.1", port: int = 8000, *, shared: bool = False) -> None:
+        """Listen on `host`:`port` (0: a free port); beyond loopback only with keys, or if allowed without.
+
+        `shared`: with other processes on one port.
+        """
+        listener = await listen_tcp(host, port, loopback_only=self._options.loopback_only, shared=shared)
+        self.url = url_of(host, listener.getsockname()[1], tls=self._certificate is not None)
         await self.serve_on(listener)
 
     async def start_unix(self, path: Path, mode: int) -> None:

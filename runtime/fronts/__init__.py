@@ -1,0 +1,1 @@
+"""Front processes: the endpoint in processes of its own, on one port, all clients of one runtime."""
