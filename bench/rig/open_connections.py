@@ -57,6 +57,8 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes, limit_s: float) -> int:
         """Send it and await the beginning of the answer. Returns its status, 0 if the connection was closed."""
+        if self.closed:
+            return 0
         self.answered.clear()
         self.head = b""
         self.transport.write(request)

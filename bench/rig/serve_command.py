@@ -13,7 +13,7 @@ from dynrt.runtime.spawner import dynrt_command
 from rig.http_load import rss_mb
 
 START_S = 60.0
-END_S = 20.0
+END_S = 40.0  # streams may take 30 s to end
 
 
 class ServeCommand:

@@ -44,7 +44,7 @@ async def passes(schemathesis: Path, url: str, *arguments: object, cwd: Path) ->
 async def test_every_route(schemathesis: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
     config = RuntimeConfig(str(tiny_model_dir), engine="sim", sim=SimConfig(speedup=10_000.0))
     async with embedded(config) as server:
-        await passes(schemathesis, server.url, "--max-examples", 20, cwd=tmp_path)
+        await passes(schemathesis, server.url, "--max-examples", 8, cwd=tmp_path)
 
 
 async def test_generation_on_the_native_engine(

@@ -60,6 +60,17 @@ async def test_a_fault_is_told_in_the_envelope(
     assert (line.levelno, line.status, line.outcome) == (logging.INFO, status, "failed")
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("expectation", [[], ["Expect: a miracle"]])
+async def test_old_clients_and_odd_expectations_are_served(
+    connect: Connect, version: str, expectation: list[str]
+) -> None:
+    client = await connect()
+    client.send(http_request(TEXT, text(), *expectation, version=version))
+    status, headers, answer = await client.response()
+    assert status == 200 and json.loads(answer)["choices"] and "transfer-encoding" not in headers
+
+
 async def test_a_client_that_never_sends_its_headers_is_closed(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

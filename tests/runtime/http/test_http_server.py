@@ -55,6 +55,20 @@ async def refused_as_draining(connection: RawConnection) -> None:
                 return
 
 
+async def test_the_end_is_announced_while_requests_are_still_taken(
+    server: HttpServer, client: aiohttp.ClientSession
+) -> None:
+    server.announce_end()
+    async with client.get("/ready") as response:
+        assert response.status == 503 and int(response.headers["Retry-After"]) >= 1
+    for stream in (False, True):
+        async with client.post("/v1/chat/completions", json=chat(stream=stream)) as response:
+            assert (response.status, response.headers["Connection"]) == (200, "close")
+            assert await response.read()
+    for path in ("/health", "/live"):
+        assert (await client.get(path)).status == 200
+
+
 async def test_stop_lets_a_stream_finish_and_takes_nothing_new(
     server: HttpServer, client: aiohttp.ClientSession, backend: ScriptedBackend, connect
 ) -> None:
