@@ -26,6 +26,8 @@ SAME = (
 OWN_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
 }  # of the chat's fields, what they are called here
 STATEFUL = {
     "previous_response_id": "send the earlier turns in input",
@@ -34,6 +36,7 @@ STATEFUL = {
     "background": "wait for the answer, or stream it",
     "store": "leave it out or send false",
 }
+LOGPROBS = "message.output_text.logprobs"
 TURN_ORDER = ("reasoning_content", "content", "tool_calls")
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -44,12 +47,22 @@ def chat_body(fields: Fields) -> Body:
     for name, way_out in STATEFUL.items():
         if fields.values.get(name):
             fields.refuse(name, f"it must be left out, as this server keeps no responses: {way_out}")
+    _refuse_logprobs(fields)
+    fields.child("metadata")
     body = {name: fields.values[name] for name in SAME if name in fields.values}
     body["max_completion_tokens"] = fields.values.get("max_output_tokens")
     body["messages"] = _instructions(fields) + _messages(fields)
     if effort := fields.child("reasoning").values.get("effort"):
         body["reasoning_effort"] = effort
     return body | _response_format(fields) | _tools(fields)
+
+
+def _refuse_logprobs(fields: Fields) -> None:
+    include = fields.values.get("include")
+    if isinstance(include, list) and LOGPROBS in include:
+        fields.refuse("include", f"it must be without {LOGPROBS}: only /v1/chat/completions tells them")
+    if fields.values.get("top_logprobs"):
+        fields.refuse("top_logprobs", "it must be left out: only /v1/chat/completions tells log probabilities")
 
 
 def echo_of(values: Body) -> Echo:
