@@ -62,7 +62,9 @@ def _refuse_logprobs(fields: Fields) -> None:
     if isinstance(include, list) and LOGPROBS in include:
         fields.refuse("include", f"it must be without {LOGPROBS}: only /v1/chat/completions tells them")
     if fields.values.get("top_logprobs"):
-        fields.refuse("top_logprobs", "it must be left out: only /v1/chat/completions tells log probabilities")
+        fields.refuse(
+            "top_logprobs", "it must be left out: only /v1/chat/completions tells log probabilities"
+        )
 
 
 def echo_of(values: Body) -> Echo:
