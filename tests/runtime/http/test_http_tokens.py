@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_backend import (
     END,
     HALVES,
@@ -211,6 +214,25 @@ def test_what_cannot_be_has_a_finite_log_probability() -> None:
 def test_offsets_count_characters_of_the_text() -> None:
     cursor = TextCursor(CharacterTokens(), text="a<|end|>é")
     assert [cursor.advance(one) for one in (END, ord("a"), END, *HALVES, ord("b"))] == [0, 0, 1, 8, 8, 9]
+
+
+class Pieces(CharacterTokens):
+    """Token i is the i-th piece of a text that was cut anywhere."""
+
+    def __init__(self, text: str, cuts: list[int]) -> None:
+        encoded = text.encode()
+        ends = sorted({0, len(encoded), *(cut % (len(encoded) + 1) for cut in cuts)})
+        super().__init__(enumerate(encoded[begin:end] for begin, end in pairwise(ends)))
+
+
+@given(st.text(min_size=1), st.lists(st.integers(0, 1000), max_size=20))
+def test_offsets_are_where_the_text_of_whole_tokens_is(text: str, cuts: list[int]) -> None:
+    pieces = Pieces(text, cuts)
+    cursor = TextCursor(pieces)
+    begins = [cursor.advance(token_id) for token_id in pieces]
+    for begin, end, token_id in zip(begins, [*begins[1:], len(text)], pieces, strict=True):
+        name = token_name(pieces, token_id)
+        assert begin <= end and (name.startswith("bytes:") or text[begin:end] == name)
 
 
 def test_offsets_behind_a_prompt_that_ends_inside_a_character() -> None:
