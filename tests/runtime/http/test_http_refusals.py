@@ -168,7 +168,12 @@ BAD_VALUES = [
         "true or false",
     ),
     (CHAT, chat(structured_outputs={"regex": "a", "choice": ["a"]}), "structured_outputs", "one of"),
-    (CHAT, chat(structured_outputs={"whitespace_pattern": "x"}), "structured_outputs.whitespace_pattern", "left out"),
+    (
+        CHAT,
+        chat(structured_outputs={"whitespace_pattern": "x"}),
+        "structured_outputs.whitespace_pattern",
+        "left out",
+    ),
     (CHAT, chat(structured_outputs={"regex": 5}), "structured_outputs.regex", "regular expression"),
     (CHAT, chat(structured_outputs={"choice": []}), "structured_outputs.choice", "1 to 4096"),
     (CHAT, chat(structured_outputs={"choice": [""]}), "structured_outputs.choice", "none empty"),
