@@ -13,6 +13,7 @@ from dynrt.runtime.fleet import Fleet, pair_mismatch
 from dynrt.runtime.messages import EngineLoad, Heartbeat, Refused, StepReport, ToEngine, Unknown, Welcome
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import ConnectPeer, FencePeer, PeerConnected
+from dynrt.transfer.layout import KvGeometry
 
 
 class Observer:
@@ -154,6 +155,18 @@ def test_numbers_of_blocks_may_differ(setting: Setting) -> None:
         )
         is None
     )
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [geometry(block_size=64), geometry(block_size=4), geometry() * 2],
+    ids=["larger blocks", "smaller blocks", "more ranks than KV heads"],
+)
+def test_what_can_be_mapped_is_a_pair(setting: Setting, decode: list[KvGeometry]) -> None:
+    prefill, other = setting.add("p", "prefill"), setting.add("d", "decode", geometry=decode)
+    assert pair_mismatch(prefill, other) is None
+    setting.fleet.check_partners()
+    assert [(one.id, two.id) for one, two in setting.fleet.pairs_to_connect()] == [("p", "d")]
 
 
 def test_one_partner_is_enough(setting: Setting) -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynrt.transfer.agent import NixlError
+from dynrt.transfer.cells import MAX_CELLS, cell_indices, cell_rows
 from dynrt.transfer.layout import KvGeometry, Mismatch
 from dynrt.transfer.mapping import KvMapping, Slice, map_kv, pieces_of
-from dynrt.transfer.nixl_agent import MAX_CELLS, NixlError, cell_indices, cell_rows
 from dynrt.transfer.units import UnitRange
 
 NATIVE, HEADS_FIRST = "block,kv,token,head,dim", "block,kv,head,token,dim"

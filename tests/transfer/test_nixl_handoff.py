@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from kv_process import DEADLINE_S, FileEvent, KvProcess, KvProcesses, connect
 
@@ -181,6 +182,13 @@ def test_a_push_to_an_unknown_peer_fails_the_handoff_only(pair: Pair, handoff: t
 def test_a_peer_with_another_number_of_layers_is_refused(pair: Pair) -> None:
     pair.prefill.post(ConnectPeer("odd", pair.decode.metadata, [[1, 2, 3]], [GEOMETRY], will_push=True))
     assert "3 layers, not 4" in (pair.prefill.expect(PeerConnected).error or "")
+
+
+def test_a_peer_whose_kv_cannot_be_mapped_is_refused(pair: Pair) -> None:
+    odd = [msgspec.structs.replace(GEOMETRY, dtype="float16")]
+    pair.prefill.post(ConnectPeer("odd", pair.decode.metadata, pair.decode.addresses, odd, will_push=True))
+    told = pair.prefill.expect(PeerConnected)
+    assert told.error == "dtype is 'float32' on prefill and 'float16' on decode"
 
 
 def test_after_a_senders_death_blocks_are_freed_only_when_its_last_bytes_are_in(

@@ -1,0 +1,50 @@
+"""The cells of a rank's KV as a list that NIXL prepares once, and where the cells of a write stand in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dynrt.transfer.agent import NixlError
+from dynrt.transfer.mapping import Slice
+from dynrt.transfer.units import UnitRange
+
+MAX_CELLS = 2**31 - 1  # of a prepared list: NIXL's indices are int32
+
+
+def cell_rows(addresses: Sequence[int], cells: Slice, device: int) -> npt.NDArray[np.uint64]:
+    """NIXL's compressed list of all cells: rows of (address, length, device, stride, count), a count being all blocks.
+
+    Rows are in the order layer, piece of a block, cell. `addresses`: of each layer's region. Raises NixlError.
+    """
+    rows = [
+        (
+            address + piece * cells.piece_stride + offset,
+            cells.cell_bytes,
+            device,
+            cells.block_bytes,
+            cells.num_blocks,
+        )
+        for address in addresses
+        for piece in range(cells.pieces_per_block)
+        for offset in cells.cell_offsets
+    ]
+    if len(rows) * cells.num_blocks > MAX_CELLS:
+        raise NixlError(
+            f"{len(rows) * cells.num_blocks} pieces of KV to choose from, NIXL counts up to {MAX_CELLS}"
+        )
+    return np.array(rows, dtype=np.uint64)
+
+
+def cell_indices(cells: Slice, units: UnitRange, piece_ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Where these pieces' cells, in the layers of `units`, stand in a `cell_rows` list; NIXL merges neighbours."""
+    blocks, pieces = np.divmod(np.asarray(piece_ids, dtype=np.int32), np.int32(cells.pieces_per_block))
+    assert blocks.min() >= 0 and blocks.max() < cells.num_blocks, f"blocks {blocks.min()} to {blocks.max()}"
+    num_cells = len(cells.cell_offsets)
+    layers = np.arange(units.first_layer, units.first_layer + units.num_layers, dtype=np.int32)
+    rows = (layers[:, None] * np.int32(cells.pieces_per_block) + pieces) * np.int32(num_cells)
+    firsts = rows * np.int32(cells.num_blocks) + blocks
+    steps = np.arange(num_cells, dtype=np.int32) * np.int32(cells.num_blocks)
+    return (firsts[:, :, None] + steps).ravel()
