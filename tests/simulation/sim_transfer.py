@@ -123,7 +123,8 @@ class SimTransfer:
 
     def _connect(self, event: ConnectPeer) -> None:
         self._ends.introduce(event)
-        if event.will_push:
+        self._trace("introduced")
+        if event.will_push and self._is_running():
             self._fabric.after(CONNECT_S, lambda: self._connected(event.incarnation))
 
     def _connected(self, peer: str) -> None:
