@@ -20,7 +20,7 @@ from dynrt.runtime.fronts.messages import FrontSettings
 from dynrt.runtime.http.answer_formats import AnswerFormats
 from dynrt.runtime.http.listen import hold_port, url_of
 from dynrt.runtime.http.options import EndpointOptions
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.server import HttpServer, check_options
 from dynrt.runtime.logs import set_up_logs
 from dynrt.runtime.loop import loop_factory
 from dynrt.runtime.messages import SamplingParams
@@ -66,8 +66,10 @@ def serve(arguments: argparse.Namespace) -> int:
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
         transfer=TransferOptions(verify=arguments.verify_kv),
     )
+    options = endpoint_options(arguments, os.environ)
+    check_options(options)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(config, endpoint_options(arguments, os.environ), arguments))
+        return runner.run(_serve(config, options, arguments))
 
 
 def endpoint_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> EndpointOptions:

@@ -23,7 +23,7 @@ Struct = type[msgspec.Struct] | UnionType  # one, or one of several
 
 UNREADY = (503,)
 BODY = (400, 413, 415)
-GENERATES = (*BODY, 404, 503)
+GENERATES = (*BODY, 404, 503, 504)
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -82,6 +82,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/ready"): Operation("Whether to send new requests here", Status, errors=UNREADY),
     ("GET", "/load"): Operation("How many generation requests are open", ServerLoad),
     ("GET", "/version"): Operation("The version of dynrt", Version),
-    ("GET", "/metrics"): Operation("Metrics in Prometheus' text format", media_type=METRICS_TYPE),
+    ("GET", "/metrics"): Operation(
+        "Metrics in Prometheus' text format", errors=(504,), media_type=METRICS_TYPE
+    ),
     ("GET", "/openapi.json"): Operation("This document"),
 }

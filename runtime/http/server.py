@@ -110,6 +110,12 @@ class HttpServer:
                 self.reload()
 
 
+def check_options(options: EndpointOptions) -> None:
+    """Raises ConfigError for keys or a certificate that cannot be used: before a model is loaded for them."""
+    _keys(options)
+    _certificate(options)
+
+
 def _keys(options: EndpointOptions) -> ApiKeys | None:
     if not options.api_keys and options.api_key_file is None:
         return None

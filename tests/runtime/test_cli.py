@@ -65,6 +65,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--kv-blocks", "1"], "--kv-blocks is 1; at least 2"),
         (["serve", "--host", "0.0.0.0", "--port", "0"], "or say --allow-unauthenticated"),
         (["serve", "--api-key-file", "/no/keys"], "cannot read the API keys in /no/keys"),
+        (["serve", "--frontends", "2", "--api-key-file", "/no/keys"], "cannot read the API keys in /no/keys"),
         (["serve", "--tls-cert", "/no/cert"], "needs both --tls-cert and --tls-key"),
         (["serve", "--uds", "/no/folder/sock"], "cannot listen at /no/folder/sock"),
         (["serve", "--uds-mode", "abc"], "argument --uds-mode"),
