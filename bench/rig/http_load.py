@@ -34,7 +34,7 @@ class Load(msgspec.Struct, frozen=True):
     max_tokens: int
     stream: bool
     prompt_words: int = 6
-    shared_words: int = 0  # at the beginning of every prompt
+    system_words: int = 0  # of them, in a system message that is the same in all requests
     warmup: int = 32  # requests before the count begins
     seed: int = 0
     pids: dict[str, list[int]] = {}  # process ids by label
@@ -128,21 +128,22 @@ class Counts:
 def requests_of(load: Load) -> list[bytes]:
     """The bytes of every request, made before the clock starts."""
     draw = random.Random(load.seed)
-    shared = _words(random.Random(7), load.shared_words)
+    system = _words(random.Random(7), load.system_words)
     return [
-        _request(load, shared + _words(draw, load.prompt_words - load.shared_words))
+        _request(load, system, _words(draw, load.prompt_words - load.system_words))
         for _ in range(load.warmup + load.requests)
     ]
 
 
-def _words(draw: random.Random, count: int) -> list[str]:
-    return ["".join(draw.choices(SYLLABLES, k=2)) for _ in range(count)]
+def _words(draw: random.Random, count: int) -> str:
+    return " ".join("".join(draw.choices(SYLLABLES, k=2)) for _ in range(count))
 
 
-def _request(load: Load, words: list[str]) -> bytes:
+def _request(load: Load, system: str, user: str) -> bytes:
+    messages = [{"role": "system", "content": system}] if system else []
     body = {
         "model": load.model,
-        "messages": [{"role": "user", "content": " ".join(words)}],
+        "messages": [*messages, {"role": "user", "content": user}],
         "max_tokens": load.max_tokens,
         "ignore_eos": True,
         "stream": load.stream,
