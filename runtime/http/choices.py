@@ -14,9 +14,7 @@ from dynrt.runtime.errors import EngineError
 from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
 
-SHARED_PROMPT_TOKENS = (
-    256  # from here on, a prompt's other choices wait until its first has put it into the cache
-)
+SHARED_PROMPT_TOKENS = 256  # such prompts' other choices wait until the first has put it into the cache
 _INT64_SPAN = 2**64
 
 IndexedOutput = tuple[int, GenerateOutput]
