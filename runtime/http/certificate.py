@@ -13,15 +13,14 @@ class Certificate:
     def __init__(self, cert: str, key: str) -> None:
         self._cert = cert
         self._key = key
-        self.context = self._load()
+        self.context = self._load_into(_new_context())
 
     def reload(self) -> None:
         """Raises ConfigError, and keeps the certificate it had, if the files do not go together."""
-        self._load()  # tried apart: a context is spoilt by a certificate whose key is another's
-        self.context.load_cert_chain(self._cert, self._key)
+        self._load_into(_new_context())  # a context is spoilt by a certificate whose key is another's
+        self._load_into(self.context)
 
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    def _load_into(self, context: ssl.SSLContext) -> ssl.SSLContext:
         try:
             context.load_cert_chain(self._cert, self._key, password=_no_password)
         except (OSError, ValueError) as error:  # SSLError is an OSError
@@ -30,6 +29,10 @@ class Certificate:
                 "both must be PEM files that belong together, the key without a password"
             ) from None
         return context
+
+
+def _new_context() -> ssl.SSLContext:
+    return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
 
 def _no_password() -> str:

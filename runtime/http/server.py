@@ -92,12 +92,14 @@ class HttpServer:
         self._app[OPEN_REQUESTS].draining = True
         self._acceptor.close()
         self._watcher.cancel()
-        await asyncio.wait([self._watcher])
+        [watched] = await asyncio.gather(self._watcher, return_exceptions=True)
         await self._app[OPEN_REQUESTS].drain(drain_s)
         await self._runner.cleanup()
         self._runner = None
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
+        if isinstance(watched, Exception):
+            raise watched
 
     async def _watch(self) -> None:
         """Until cancelled."""
@@ -111,7 +113,8 @@ class HttpServer:
 
 
 def check_options(options: EndpointOptions) -> None:
-    """Raises ConfigError for keys or a certificate that cannot be used: before a model is loaded for them."""
+    """Raises ConfigError for what cannot be used: before a model is loaded for it."""
+    options.answer_formats.check()
     _keys(options)
     _certificate(options)
 
