@@ -40,11 +40,13 @@ def cell_rows(addresses: Sequence[int], cells: Slice, device: int) -> npt.NDArra
 
 def cell_indices(cells: Slice, units: UnitRange, piece_ids: Sequence[int]) -> npt.NDArray[np.int32]:
     """Where these pieces' cells, in the layers of `units`, stand in a `cell_rows` list; NIXL merges neighbours."""
-    blocks, pieces = np.divmod(np.asarray(piece_ids, dtype=np.int32), np.int32(cells.pieces_per_block))
-    assert blocks.min() >= 0 and blocks.max() < cells.num_blocks, f"blocks {blocks.min()} to {blocks.max()}"
-    num_cells = len(cells.cell_offsets)
-    layers = np.arange(units.first_layer, units.first_layer + units.num_layers, dtype=np.int32)
-    rows = (layers[:, None] * np.int32(cells.pieces_per_block) + pieces) * np.int32(num_cells)
-    firsts = rows * np.int32(cells.num_blocks) + blocks
-    steps = np.arange(num_cells, dtype=np.int32) * np.int32(cells.num_blocks)
-    return (firsts[:, :, None] + steps).ravel()
+    ids = np.asarray(piece_ids, dtype=np.int32)
+    num_pieces, num_blocks = np.int32(cells.pieces_per_block), np.int32(cells.num_blocks)
+    assert ids.min() >= 0 and ids.max() < num_blocks * num_pieces, f"pieces {ids.min()} to {ids.max()}"
+    layers = np.arange(units.first_layer, units.first_layer + units.num_layers, dtype=np.int32)[:, None]
+    num_cells = np.int32(len(cells.cell_offsets))
+    if num_pieces == num_cells == 1:  # whole blocks
+        return np.ravel(layers * num_blocks + ids)
+    blocks, pieces = np.divmod(ids, num_pieces)
+    firsts = (layers * num_pieces + pieces) * num_cells * num_blocks + blocks
+    return np.ravel(firsts[:, :, None] + np.arange(num_cells, dtype=np.int32) * num_blocks)
