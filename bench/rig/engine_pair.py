@@ -81,8 +81,9 @@ class EnginePair:
     done, so that everything is sent then. "off": nothing is handed off.
     """
 
-    def __init__(self, config: EngineConfig, directory: Path) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, directory: Path, decode: EngineConfig | None = None) -> None:
+        """`decode`: of the decode engine, if it is to be set up otherwise."""
+        self._configs = {"prefill": config, "decode": decode or config}
         self._traces = {role: directory / f"{role}.trace" for role in ("prefill", "decode")}
         self._channel = ZmqChannel()
         self._tokens = {secrets.token_hex(8): role for role in self._traces}
@@ -95,8 +96,9 @@ class EnginePair:
     async def __aenter__(self) -> Self:
         self._channel.open(self._on_message)
         for token, role in self._tokens.items():
-            transfer = msgspec.structs.replace(self._config.transfer, trace=str(self._traces[role]))
-            config = msgspec.structs.replace(self._config, role=role, transfer=transfer)
+            config = self._configs[role]
+            transfer = msgspec.structs.replace(config.transfer, trace=str(self._traces[role]))
+            config = msgspec.structs.replace(config, role=role, transfer=transfer)
             self._processes.append(ProcessSpawner().spawn(config, self._channel.address, token))
         async with asyncio.timeout(DEADLINE_S):
             await self._connect()
