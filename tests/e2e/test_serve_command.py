@@ -9,6 +9,7 @@ import signal
 import socket
 from pathlib import Path
 
+import aiohttp
 import pytest
 from live_server import (
     Command,
@@ -118,6 +119,34 @@ async def test_a_signal_during_the_start_ends_it(
         server.signal(number)
         await ends(server, 0, QUICK_S)
         assert await server.line() == ""
+
+
+@pytest.mark.slow
+async def test_keys_over_a_unix_socket(tiny_model_dir: Path, tmp_path: Path, log: Path) -> None:
+    path, keys = tmp_path / "dynrt.sock", tmp_path / "keys"
+    keys.write_text("old\n")
+    flags = ("--engine", "sim", "--prefill", 0, "--uds", path, "--api-key-file", keys)
+    async with (
+        serving(log, tiny_model_dir, *flags, environment={"DYNRT_API_KEYS": "beside"}) as server,
+        aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(str(path))) as session,
+    ):
+
+        async def status(key: str) -> int:
+            async with session.get("/v1/models", headers={"x-api-key": key}) as response:
+                return response.status
+
+        assert [await status(key) for key in ("old", "beside", "new", "")] == [200, 200, 401, 401]
+        keys.write_text("new\n")
+        server.signal(signal.SIGHUP)
+
+        async def is_new() -> bool:
+            return await status("new") == 200
+
+        await eventually(is_new)
+        assert await status("old") == 401
+        server.signal(signal.SIGINT)
+        await ends(server, 0, QUICK_S)
+    assert not path.exists()
 
 
 async def refused(log: Path, *arguments: object) -> str:
