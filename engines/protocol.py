@@ -82,6 +82,7 @@ class Token(msgspec.Struct, frozen=True):
     error: str | None = None  # finish_reason "error": the engine cannot go on with this request
     logprob: TokenLogprob | None = None  # if sampling.logprobs is not None
     prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first token, if asked for
+    admitted_at: float | None = None  # with it: time.monotonic() when its prompt's first step began
 
 
 class StepOutput(msgspec.Struct, frozen=True):

@@ -80,4 +80,5 @@ class Replies:
             prompt_logprobs=token.prompt_logprobs,
             frames=frame.around(text) if frame is not None and text else b"",
             frame_chars=len(text) if frame is not None else 0,
+            admitted_at=token.admitted_at,
         )

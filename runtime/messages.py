@@ -253,6 +253,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first delta: None for the first token
     frames: bytes = b""  # instead of `text`, where Submit has a frame: one event if there is text
     frame_chars: int = 0  # characters of text in them
+    admitted_at: float | None = None  # with the first: CLOCK_MONOTONIC when its prompt's first step began
 
     @property
     def num_chars(self) -> int:

@@ -77,7 +77,7 @@ class NativeEngine(ScheduledEngine):
     def step(self, hook: LayerHook) -> StepOutput:
         started_at = time.perf_counter()
         tokens, timing = self._scheduler.take_refused(), None
-        batch = self._scheduler.schedule()
+        batch = self._scheduler.schedule(time.monotonic())
         if batch.chunks:
             computed, timing = self._run(batch, hook, started_at)
             tokens += computed

@@ -126,8 +126,8 @@ class Scheduler:
         refused, self._refused = self._refused, {}
         return [_error_token(request_id, error) for request_id, error in refused.items()]
 
-    def schedule(self) -> Batch:
-        """The next step's work; empty if nothing can be computed."""
+    def schedule(self, now: float) -> Batch:
+        """The work of the step that begins at `now`; empty if nothing can be computed."""
         batch = Batch()
         decodes = [sequence for sequence in self._running.values() if sequence.num_uncomputed == 1]
         prefills = [sequence for sequence in self._running.values() if sequence.num_uncomputed > 1]
@@ -138,7 +138,7 @@ class Scheduler:
             if self._has_room(batch) and sequence.id in self._running:
                 self._add(batch, sequence)
         while self._has_room(batch) and (found := self._find_admissible()):
-            self._admit(*found)
+            self._admit(*found, now)
             self._add(batch, found[0])
         return batch
 
@@ -236,9 +236,11 @@ class Scheduler:
             return None
         return head, hit
 
-    def _admit(self, sequence: Sequence, hit: list[int]) -> None:
+    def _admit(self, sequence: Sequence, hit: list[int], now: float) -> None:
         del self._waiting[sequence.id]
         self._occupy(sequence, hit)
+        if sequence.admitted_at is None:
+            sequence.admitted_at = now
         self._running[sequence.id] = sequence
 
     def _occupy(self, sequence: Sequence, hit: list[int]) -> None:
@@ -342,6 +344,7 @@ class Scheduler:
             cached_tokens,
             logprob=logprob,
             prompt_logprobs=sequence.take_prompt_logprobs(),
+            admitted_at=sequence.admitted_at if is_first else None,
         )
 
     def _leave(self, sequence: Sequence) -> None:

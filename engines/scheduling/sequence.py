@@ -25,6 +25,7 @@ class Sequence(msgspec.Struct, eq=False, weakref=True):
     num_stored: int = 0  # leading blocks that are in the prefix cache
     num_announced: int = 0  # leading blocks that were announced for the handoff
     cached_tokens: int | None = None  # the prefix hit of the first admission
+    admitted_at: float | None = None  # when that was
     # Of the prompt's tokens so far, None for the first, until they leave with the first token sampled here. None: not
     # asked for, or told before.
     prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -66,7 +66,7 @@ class TimedCore(ScheduledEngine):
     def plan_step(self, now: float) -> TimedStep:
         """Begin a step at `now`; one without anything to compute ends at once."""
         refused = self._scheduler.take_refused()
-        batch = self._scheduler.schedule()
+        batch = self._scheduler.schedule(now)
         work = StepWork.of(batch.chunks)
         ends_at = now + self._step_s(work) if batch.chunks else now
         return TimedStep(now, ends_at, work, batch, refused, self.profile.num_layers)

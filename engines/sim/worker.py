@@ -261,7 +261,15 @@ class SimWorker:
             del self._replies[handoff]
         if token.error is not None:
             return TokenDelta(*handoff, [], "", "error", error=token.error)
-        return TokenDelta(*handoff, [TOKEN_ID] * count, "", token.finish_reason, None, token.cached_tokens)
+        return TokenDelta(
+            *handoff,
+            [TOKEN_ID] * count,
+            "",
+            token.finish_reason,
+            None,
+            token.cached_tokens,
+            admitted_at=token.admitted_at,
+        )
 
     @staticmethod
     def _now() -> float:

@@ -114,7 +114,7 @@ class FakeKvEngine:
         """One whole step, everything checked that can be."""
         had_work, preemptions = self.scheduler.has_work(), self.scheduler.load().preemptions_total
         tokens = self.scheduler.take_refused()
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(0.0)
         preempted = self.scheduler.load().preemptions_total > preemptions
         assert had_work == bool(tokens or batch.chunks or preempted)
         self.check_size(batch)
@@ -135,7 +135,7 @@ class FakeKvEngine:
 
     def fail_step(self) -> list[Token]:
         """A step that breaks off after it has written nonsense."""
-        batch = self.scheduler.schedule()
+        batch = self.scheduler.schedule(0.0)
         for sequence, chunk in zip(batch.sequences, batch.chunks, strict=True):
             self.pinned.pop(sequence.id, None)
             for position in range(chunk.start, chunk.end):

@@ -73,7 +73,7 @@ def test_prompts_are_computed_in_chunks_behind_the_decodes() -> None:
     engine.submit(make_request(1, prompt(4)))
     engine.step()
     engine.submit(make_request(2, prompt(20, start=5)))
-    batch = engine.scheduler.schedule()
+    batch = engine.scheduler.schedule(0.0)
     assert [(len(chunk.token_ids), chunk.start) for chunk in batch.chunks] == [(1, 4), (7, 0)]
 
 
@@ -114,7 +114,7 @@ def test_min_tokens_bans_what_would_end_the_request() -> None:
     engine = FakeKvEngine()
     engine.submit(make_request(1, [5], ignore_eos=False, stop_token_ids=(4, 7), min_tokens=2, output_ids=[3]))
     for expected in ((0, 4, 7), ()):
-        batch = engine.scheduler.schedule()
+        batch = engine.scheduler.schedule(0.0)
         assert batch.chunks[0].sample is not None and batch.chunks[0].sample.banned_ids == expected
         engine.scheduler.advance(batch, [9])
 
@@ -190,7 +190,7 @@ def test_a_handoff_prompt_is_announced_as_it_grows_and_pinned_until_release() ->
     engine.submit(request)
     announced = []
     for _ in range(2):
-        batch = engine.scheduler.schedule()
+        batch = engine.scheduler.schedule(0.0)
         announced += [(ready.first_block, len(ready.block_ids), ready.written) for ready in batch.ready]
         tokens = engine.scheduler.advance(batch, [7] * (batch.chunks[0].sample is not None))
     assert announced == [(0, 2, True), (2, 2, False), (4, 2, False)]
@@ -273,7 +273,7 @@ def test_what_waits_for_reserved_blocks_is_no_work_until_they_come_back() -> Non
     request = make_request(1, prompt(12))
     engine.submit(request)
     assert not engine.scheduler.has_work()
-    assert engine.scheduler.schedule().chunks == []
+    assert engine.scheduler.schedule(0.0).chunks == []
     engine.scheduler.cancel(reserved.key, 0)
     assert not engine.scheduler.has_work(), "cancel does not free a reservation"
     engine.scheduler.release(reserved.key, 0)
@@ -362,7 +362,7 @@ def test_a_request_in_error_ends_alone_and_what_it_computed_is_kept() -> None:
     engine = FakeKvEngine()
     for number in (1, 2):
         engine.submit(make_request(number, prompt(8, start=number)))
-    batch = engine.scheduler.schedule()
+    batch = engine.scheduler.schedule(0.0)
     wrong, right = engine.scheduler.advance(batch, [3, 4], errors={batch.sequences[0].id: "no such word"})
     assert (wrong.finish_reason, wrong.error, wrong.token_id) == ("error", "no such word", -1)
     assert (right.token_id, right.error) == (4, None)
@@ -374,7 +374,7 @@ def test_a_failed_step_ends_its_requests_and_stores_nothing() -> None:
     engine = FakeKvEngine()
     for number, prefill_only in ((1, False), (2, True)):
         engine.submit(make_request(number, prompt(8, start=number), prefill_only=prefill_only))
-    batch = engine.scheduler.schedule()
+    batch = engine.scheduler.schedule(0.0)
     tokens = engine.scheduler.fail(batch, "out of memory")
     assert [(token.finish_reason, token.error) for token in tokens] == [("error", "out of memory")] * 2
     assert engine.pool.num_active == 2, "the announced blocks of the second"
