@@ -1,4 +1,4 @@
-"""Engines that are killed or stopped in the middle of a handoff: how soon that is seen, answered and cleaned up."""
+"""Engines killed or stopped in mid-handoff, a runtime killed: how soon that is seen, answered and cleaned up."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from rig.live_runtime import config, greedy, is_clean, seconds_until, tokens_of
 from rig.report import Report, at_most, finish, new_report, spread
+from rig.runtime_death import Aftermath, kill_before_joined_engines, kill_with_engines
 
 from dynrt.runtime import GenerateRequest, Runtime
 from dynrt.runtime.errors import DynrtError, NoWorkerError
@@ -72,6 +73,7 @@ def main() -> int:
 
 async def _bench(arguments: argparse.Namespace) -> int:
     report = new_report("recovery")
+    times = 1 if arguments.quick else 3
     with tempfile.TemporaryDirectory(prefix="dynrt-bench-") as directory:
         settings = config(
             Path(directory),
@@ -83,7 +85,12 @@ async def _bench(arguments: argparse.Namespace) -> int:
         )
         for fault in FAULTS:
             async with Runtime(settings) as runtime:  # a fresh one: restarts are limited
-                await _measure(runtime, fault, 1 if arguments.quick else 3, report)
+                await _measure(runtime, fault, times, report)
+        model = Path(settings.model)
+        spawned = [await kill_with_engines(model) for _ in range(times)]
+        _note_runtime_death("runtime killed, its engines with it", spawned, report)
+        joined = [await kill_before_joined_engines(model, Path(directory)) for _ in range(times)]
+        _note_runtime_death("runtime killed, engines joined", joined, report)
     return finish(report, arguments.json)
 
 
@@ -112,6 +119,24 @@ async def _measure(runtime: Runtime, fault: Fault, times: int, report: Report) -
         report.bars.append(at_most(f"memory returned after that, {fault.name}", held_s, "s", ANSWER_LIMIT_S))
     wrong = sum(one.outcome not in ("right", "no worker") for one in seen)
     report.bars.append(at_most(f"wrong or lost answers, {fault.name}", wrong, "", 0))
+
+
+def _note_runtime_death(name: str, seen: list[Aftermath], report: Report) -> None:
+    case: dict[str, Any] = {
+        "fault": name,
+        "next_started_s": spread([one.started_s for one in seen]),
+        "next_answered_s": spread([one.answered_s for one in seen]),
+        "memory_returned_s": spread([one.memory_s for one in seen]),
+    }
+    report.cases.append(case)
+    gone = [one.engines_gone_s for one in seen if one.engines_gone_s is not None]
+    if gone:
+        case["engines_gone_s"] = spread(gone)
+        report.bars.append(at_most(f"engines gone, {name}", max(gone), "s", ANSWER_LIMIT_S))
+    held_s = max(one.memory_s for one in seen)
+    report.bars.append(at_most(f"memory returned, {name}", held_s, "s", ANSWER_LIMIT_S))
+    wrong = sum(not one.is_right for one in seen)
+    report.bars.append(at_most(f"wrong answers of the next runtime, {name}", wrong, "", 0))
 
 
 def _could_go_on_s(seen: Seen) -> float:
