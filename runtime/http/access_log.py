@@ -46,7 +46,7 @@ def _cut_off(record: RequestRecord) -> int:
 
 
 def log_refusal(request: web.BaseRequest, status: int) -> None:
-    """One that came to no route, as it could not be parsed."""
+    """One that the middlewares do not see: refused ahead of them."""
     record_of(request).outcome = "failed"
     _write(request, status, 0.0)
 

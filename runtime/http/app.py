@@ -16,7 +16,7 @@ from dynrt.runtime.http import (
     responses,
     tokenize,
 )
-from dynrt.runtime.http.access_log import Handler, log_access
+from dynrt.runtime.http.access_log import Handler, log_access, log_refusal
 from dynrt.runtime.http.answer_formats import ANSWER_FORMATS, AnswerFormats
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
@@ -98,6 +98,7 @@ async def _answer_expect(request: web.Request) -> web.StreamResponse | None:
         if request.method == "POST":
             check_headers(request)
     except DynrtError as error:
+        log_refusal(request, error.status)
         return error_response(error, request)
     if request.version >= HttpVersion11 and request.headers["Expect"].lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -67,6 +67,17 @@ async def test_a_refusal(client: aiohttp.ClientSession, lines: Lines) -> None:
     assert (line["status"], line["outcome"], line["path"]) == (400, "failed", "/v1/completions")
 
 
+async def test_a_refusal_by_the_headers_alone(connect, lines: Lines) -> None:
+    connection = await connect()
+    connection.send(
+        http_request("/v1/completions", text(), "Expect: 100-continue", content_type="text/plain")
+    )
+    assert (await connection.response())[0] == 415
+    line = await lines.next()
+    assert (line["status"], line["outcome"], line["path"]) == (415, "failed", "/v1/completions")
+    assert lines.none_left()
+
+
 async def test_a_stream_that_fails(
     client: aiohttp.ClientSession, lines: Lines, backend: ScriptedBackend
 ) -> None:
