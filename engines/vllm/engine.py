@@ -50,6 +50,7 @@ class VllmEngine:
         self._info = info_of(self._llm, self._link.layout.geometry)
         self._requests: dict[RequestId, RequestTokens] = {}
         self._refused: dict[RequestId, str] = {}  # why vLLM does not take them
+        self._unreservable: dict[RequestId, str] = {}  # the same, found out after reserve took them
         self._is_stuck = False  # a step would change nothing before something comes from outside
         self._num_preemptions = 0
 
@@ -74,12 +75,16 @@ class VllmEngine:
 
     def cancel(self, key: bytes, epoch: int) -> None:
         self._refused.pop((key, epoch), None)
+        self._unreservable.pop((key, epoch), None)
         request = self._requests.get((key, epoch))
         if request is not None and not self._link.handoffs.is_reserved(request.name):
             self._abort(key, epoch)
 
     def reserve(self, request: EngineRequest) -> Reservation | None:
         """vLLM's scheduler sets the blocks aside in one of the next steps: until then there is no room."""
+        error = self._unreservable.pop((request.key, request.epoch), None)
+        if error is not None:
+            raise InvalidRequestError(error)
         known = self._requests.get((request.key, request.epoch))
         if known is None:
             name = self._add(request, loads_prompt=True)
@@ -135,7 +140,7 @@ class VllmEngine:
 
     def has_work(self) -> bool:
         handoffs = self._link.handoffs
-        if self._refused or self._cache.has_events() or handoffs.has_untaken:
+        if self._refused or self._unreservable or self._cache.has_events() or handoffs.has_untaken:
             return True
         has_active = len(self._scheduler.requests) > handoffs.num_reserved
         return not self._is_stuck and (has_active or bool(self._scheduler.finished_req_ids))
@@ -156,9 +161,15 @@ class VllmEngine:
 
     def _tokens(self, output: RequestOutput) -> Iterator[Token]:
         request_id = _request_id(output.request_id)
-        yield from self._requests[request_id].read(output)
+        request = self._requests[request_id]
         if output.finished:
             del self._requests[request_id]
+        if self._link.handoffs.is_receiving(request.name):
+            self._link.handoffs.close_receive(request.name)
+            (token,) = request.read(output)
+            self._unreservable[request_id] = token.error or "vLLM ended the request before it began"
+        else:
+            yield from request.read(output)
 
     def _take_refused(self) -> list[Token]:
         refused, self._refused = self._refused, {}

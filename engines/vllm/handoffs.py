@@ -115,6 +115,10 @@ class Handoffs:
         receive.is_taken = receive.made is not None
         return receive.made
 
+    def is_receiving(self, name: str) -> bool:
+        """Whether its blocks are still to be filled, or even to be allocated."""
+        return name in self._receives
+
     def is_reserved(self, name: str) -> bool:
         """Whether its reservation was taken: then only a commit or a release ends it."""
         receive = self._receives.get(name)

@@ -452,6 +452,20 @@ def test_grammar_is_obeyed_here_and_handed_off(bench: Bench) -> None:
     assert local[-1].stop_reason is None, "the end of sequence is no stop id"
 
 
+def test_grammar_that_turns_out_not_to_compile(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("no such grammar")
+
+    sampling = greedy(grammar=Grammar("regex", "a+b"))
+    assert bench.local([5, 6], sampling)[-1].finish_reason == "length"
+    manager = bench.engine._llm.engine_core.engine_core.structured_output_manager
+    monkeypatch.setattr(manager.backend, "compile_grammar", fail)
+    (token,) = bench.local([5, 6], sampling)
+    assert token.finish_reason == "error" and token.error is not None
+    with pytest.raises(InvalidRequestError, match="vLLM ended the request"):
+        bench.reserve(EngineRequest(*bench.new_id(), [5, 6], sampling))
+
+
 def test_logprobs(bench: Bench) -> None:
     prompt = random_prompt(50, seed=301)
     tokens = bench.local(prompt, greedy(3, logprobs=2, prompt_logprobs=1))
