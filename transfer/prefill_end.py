@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-import msgspec
-
 from dynrt.transfer.bounded import BoundedDict
 from dynrt.transfer.coalescing import Pacing
 from dynrt.transfer.effects import Notify, Order, PrefillEffect, Tell
 from dynrt.transfer.events import Arm, CancelHandoff, Cause, HandoffId, Quiesced, Retarget, Sent, Stalled
+from dynrt.transfer.extents import Extent, Target
 from dynrt.transfer.layout import KvGeometry, Mismatch
 from dynrt.transfer.local import BlocksReady, PrefillOpened, ReleaseBlocks
-from dynrt.transfer.mapping import KvMapping, map_kv, pieces_of
+from dynrt.transfer.mapping import KvMapping, map_kv
 from dynrt.transfer.notifications import encode_quiesced
-from dynrt.transfer.units import UnitRange
 from dynrt.transfer.window import Windows, max_write_bytes
 from dynrt.transfer.write import Write
 
@@ -36,57 +34,14 @@ class PrefillState(Enum):
     CANCELLING = auto()  # posts nothing more, waits for what was posted
 
 
-class _Target(msgspec.Struct, frozen=True):
-    """Where a handoff's pieces go. Pieces are counted from the prompt's first; decode holds the first ones already."""
-
-    mapping: KvMapping
-    first_piece: int
-    end_piece: int
-    piece_ids: list[int]
-
-    @classmethod
-    def of(cls, arm: Arm, mapping: KvMapping) -> _Target:
-        per_block = mapping.target_pieces_per_block
-        end_piece = mapping.num_pieces(arm.num_tokens)
-        return cls(mapping, arm.first_block * per_block, end_piece, pieces_of(arm.block_ids, per_block))
-
-
-@dataclass
-class _Extent:
-    """Blocks announced together: they lie in every layer up to `layers_written`."""
-
-    first_block: int  # of the prompt
-    block_ids: list[int]
-    layers_written: int
-    layers_per_push: int = 1
-    first_piece: int = 0  # of the prompt; this and the next two once there is a target
-    piece_ids: list[int] = field(default_factory=list)
-    layers_posted: list[int] = field(default_factory=list)  # by route
-
-    def aim(self, target: _Target) -> None:
-        """See which pieces of it the target wants."""
-        per_block = target.mapping.source_pieces_per_block
-        begin = self.first_block * per_block
-        end = min(begin + len(self.block_ids) * per_block, target.end_piece)
-        self.first_piece = max(begin, target.first_piece)
-        self.piece_ids = pieces_of(self.block_ids, per_block)[self.first_piece - begin : max(0, end - begin)]
-        self.layers_posted = [0] * len(target.mapping.routes)
-
-    def is_over(self, num_layers: int) -> bool:
-        """Written in full, and posted in full as far as the target wants it."""
-        is_posted = not self.piece_ids or min(self.layers_posted) == num_layers
-        return is_posted and self.layers_written == num_layers
-
-
 @dataclass
 class _Handoff:
     id: HandoffId
     source_id: HandoffId  # as it was opened: the engine knows its blocks by that
     number: int  # in the order in which they were opened
     state: PrefillState = PrefillState.COMPUTING
-    arm: Arm | None = None
-    target: _Target | None = None  # of `arm`
-    extents: list[_Extent] = field(default_factory=list)  # not yet posted in full, oldest first
+    target: Target | None = None
+    extents: list[Extent] = field(default_factory=list)  # not yet posted in full, oldest first
     num_announced: int = 0  # prompt blocks 0 … num_announced - 1 were announced
     num_prompt_blocks: int | None = None
     num_prompt_tokens: int | None = None
@@ -102,10 +57,20 @@ class _Handoff:
     link_s: float = 0.0
 
     @property
+    def peer(self) -> str | None:
+        return None if self.target is None else self.target.arm.peer
+
+    @property
     def urgency(self) -> tuple[int, int]:
         """Blocks still to be computed, least first: whose prompt ends soonest. Then first come, first served."""
         assert self.num_prompt_blocks is not None, "nothing was announced"
         return self.num_prompt_blocks - self.num_announced, self.number
+
+    def next_write(self, max_bytes: int) -> Write | None:
+        """Of what was announced first, as far as it may be posted."""
+        assert self.target is not None
+        writes = (extent.next_write(self.target, max_bytes) for extent in self.extents)
+        return next((write for write in writes if write is not None), None)
 
 
 class PrefillEnd:
@@ -120,7 +85,7 @@ class PrefillEnd:
         self._open: dict[HandoffId, _Handoff] = {}
         self._moved: dict[HandoffId, HandoffId] = {}  # what the engine calls a retargeted one: its present id
         self._ended: BoundedDict[HandoffId, None] = BoundedDict(TOMBSTONES)
-        self._step: list[_Extent] = []  # extents that the current step completes
+        self._step: list[Extent] = []  # extents that the current step completes
         self._step_ids: list[HandoffId] = []  # as the engine calls them
         self._num_opened = 0
         self.layers_per_push = 1  # in the current step: between these, a layer has nothing posted
@@ -187,7 +152,7 @@ class PrefillEnd:
 
     def _add_extent(self, handoff: _Handoff, block_ids: list[int], written: bool) -> None:
         layers_written = self._num_layers if written else 0
-        extent = _Extent(handoff.num_announced, block_ids, layers_written)
+        extent = Extent(handoff.num_announced, block_ids, self._num_layers, layers_written)
         if handoff.target is not None:
             extent.aim(handoff.target)
         handoff.num_announced += len(block_ids)
@@ -205,11 +170,10 @@ class PrefillEnd:
         handoff = self._get_or_open(event.id)  # its PrefillOpened can still come
         if handoff.state is not PrefillState.COMPUTING:
             return []
-        handoff.arm = event
         mapping = self._mappings.get(event.peer)
         if mapping is None:
             return self._stop(handoff, f"{event.peer} is not connected", "transport")
-        handoff.state, handoff.target = PrefillState.PUSHING, _Target.of(event, mapping)
+        handoff.state, handoff.target = PrefillState.PUSHING, Target.of(event, mapping)
         for extent in handoff.extents:
             extent.aim(handoff.target)
         return self._progressed(event.id)
@@ -239,7 +203,7 @@ class PrefillEnd:
 
     def fence(self, incarnation: str) -> list[PrefillEffect]:
         """That peer is dead: nothing that was posted to it can land, so nothing is waited for."""
-        fenced = [h for h in self._open.values() if h.arm is not None and h.arm.peer == incarnation]
+        fenced = [h for h in self._open.values() if h.peer == incarnation]
         effects: list[PrefillEffect] = []
         for handoff in fenced:
             reason = f"decode worker {incarnation} is dead"
@@ -288,7 +252,7 @@ class PrefillEnd:
         byte_s = self._pacing.byte_s
         with_room = [peer for peer in self._postable if self._windows.has_room(peer, byte_s)]
         for handoff in sorted(self._waiting_for(with_room), key=lambda handoff: handoff.urgency):
-            write = self._next_write_of(handoff, max_write_bytes(byte_s))
+            write = handoff.next_write(max_write_bytes(byte_s))
             if write is not None:
                 handoff.num_unfinished += 1
                 handoff.moved_at = now
@@ -335,23 +299,6 @@ class PrefillEnd:
         handoff.num_unfinished -= 1
         return handoff
 
-    def _next_write_of(self, handoff: _Handoff, max_bytes: int) -> Write | None:
-        assert handoff.target is not None
-        for extent in handoff.extents:
-            for index, route in enumerate(handoff.target.mapping.routes):
-                layer_bytes = len(extent.piece_ids) * route.piece_bytes
-                num_layers = self._layers_due(extent, index, layer_bytes, max_bytes)
-                if num_layers > 0:
-                    return _take(handoff, extent, index, num_layers)
-        return None
-
-    def _layers_due(self, extent: _Extent, route: int, layer_bytes: int, max_bytes: int) -> int:
-        pending = extent.layers_written - extent.layers_posted[route]
-        waits = pending < extent.layers_per_push and extent.layers_written < self._num_layers
-        if waits or not extent.piece_ids:
-            return 0
-        return min(pending, max(1, max_bytes // layer_bytes))
-
     def _get_or_open(self, handoff_id: HandoffId) -> _Handoff:
         handoff = self._open.get(handoff_id)
         if handoff is None:
@@ -361,12 +308,12 @@ class PrefillEnd:
 
     def _unpost(self, handoff: _Handoff) -> None:
         """It has nothing to post, as things stand."""
-        if handoff.arm is None:
+        if handoff.peer is None:
             return
-        waiting = self._postable.get(handoff.arm.peer, set())
+        waiting = self._postable.get(handoff.peer, set())
         waiting.discard(handoff.id)
         if not waiting:
-            self._postable.pop(handoff.arm.peer, None)
+            self._postable.pop(handoff.peer, None)
 
     # --- the ends of a handoff --------------------------------------------------------------------
 
@@ -384,15 +331,16 @@ class PrefillEnd:
                 return [] if handoff.num_unfinished else self._quiesce(handoff)
 
     def _push_on(self, handoff: _Handoff) -> list[PrefillEffect]:
-        assert handoff.arm is not None
-        num_tokens, num_reserved = handoff.num_prompt_tokens, handoff.arm.num_tokens
+        assert handoff.target is not None
+        arm = handoff.target.arm
+        num_tokens, num_reserved = handoff.num_prompt_tokens, arm.num_tokens
         if num_tokens is not None and num_tokens != num_reserved:
             reason = f"the prompt has {num_tokens} tokens, decode reserved for {num_reserved}"
             return self._stop(handoff, reason, "mismatch")
-        handoff.extents = [extent for extent in handoff.extents if not extent.is_over(self._num_layers)]
+        handoff.extents = [extent for extent in handoff.extents if not extent.is_over]
         if handoff.extents or handoff.num_unfinished or handoff.num_announced != handoff.num_prompt_blocks:
             if handoff.extents:
-                self._postable.setdefault(handoff.arm.peer, set()).add(handoff.id)
+                self._postable.setdefault(arm.peer, set()).add(handoff.id)
             return []
         sent = Sent(*handoff.id, handoff.kv_bytes, handoff.num_writes, handoff.post_s, handoff.link_s)
         return self._end(handoff, sent)
@@ -405,7 +353,7 @@ class PrefillEnd:
 
     def _quiesce(self, handoff: _Handoff) -> list[PrefillEffect]:
         notice = encode_quiesced(*handoff.id, clean=handoff.clean)
-        notify: list[PrefillEffect] = [Notify(handoff.arm.peer, notice)] if handoff.arm is not None else []
+        notify: list[PrefillEffect] = [Notify(handoff.peer, notice)] if handoff.peer is not None else []
         return notify + self._end(
             handoff, Quiesced(*handoff.id, handoff.reason, handoff.clean, handoff.cause)
         )
@@ -416,20 +364,3 @@ class PrefillEnd:
         self._moved.pop(handoff.source_id, None)
         self._ended[handoff.id] = None
         return [Order(ReleaseBlocks(*handoff.source_id)), Tell(message)]
-
-
-def _take(handoff: _Handoff, extent: _Extent, route: int, num_layers: int) -> Write:
-    """The next `num_layers` layers of `extent` on that route."""
-    arm, target = handoff.arm, handoff.target
-    assert arm is not None and target is not None
-    num_pieces, first_piece = len(extent.piece_ids), extent.first_piece - target.first_piece
-    units = UnitRange(route, extent.layers_posted[route], num_layers, first_piece, num_pieces)
-    extent.layers_posted[route] += num_layers
-    return Write(
-        id=handoff.id,
-        peer=arm.peer,
-        route=target.mapping.routes[route],
-        units=units,
-        source_pieces=extent.piece_ids,
-        target_pieces=target.piece_ids[first_piece : first_piece + num_pieces],
-    )
