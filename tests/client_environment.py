@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?==[0-9][A-Za-z0-9.!+_-]*")
 ERROR_CHARS = 2000
 LOCK_POLL_S = 0.1
+CALL_S = 90.0  # for a command of a client
 
 
 class ClientEnvironmentError(Exception):
@@ -49,6 +51,22 @@ def client_python(
         if not (folder / ".complete").exists():
             _build(folder, [*options, *requirements], without, deadline)
     return folder / "bin" / "python"
+
+
+async def printed_by(*arguments: object) -> str:
+    """The standard output of a command that succeeds."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(CALL_S):
+            stdout, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+    assert process.returncode == 0, stderr.decode()
+    return stdout.decode()
 
 
 def _refuse_unpinned(requirements: Sequence[str]) -> None:

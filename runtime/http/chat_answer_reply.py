@@ -67,7 +67,7 @@ class ChatAnswerReply(ChatReply, frozen=True):
             answer = self.answers[index] = ChatAnswer(self.plan.reader(), self.plan.new_call_id)
         deltas = answer.deltas(output)
         if not deltas and (first or (self._tells_tokens and output.token_ids)):
-            deltas = [openai.Delta(content="")]
+            deltas = [openai.Delta()]  # no content yet: there may be none but calls
         if first:
             deltas[0] = msgspec.structs.replace(deltas[0], role="assistant")
         chunks = [self._chunk([choice], usage) for choice in self._told_with_tokens(index, output, deltas)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from client_environment import client_python
+from client_environment import client_python, printed_by
 from live_server import Command, client_of, command, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -22,7 +21,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope=
 MODEL = "smollm2-135m"
 README = Path(__file__).parents[2] / "README.md"
 CALLS = Path(__file__).with_name("openai_calls.py")
-CALL_S = 90.0
 CANCEL_LIMIT_S = 1.0
 
 
@@ -46,22 +44,6 @@ def default_port_or_any() -> int:
 @pytest.fixture(scope="module")
 def openai_python() -> Path:
     return client_python("openai", ["openai==3.57.0"])
-
-
-async def printed_by(*arguments: object) -> str:
-    """The standard output of a command that succeeds."""
-    process = await asyncio.create_subprocess_exec(
-        *map(str, arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(CALL_S):
-            stdout, stderr = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
-    assert process.returncode == 0, stderr.decode()
-    return stdout.decode()
 
 
 async def called(openai_python: Path, server: Command, call: str) -> dict[str, Any]:
