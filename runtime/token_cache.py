@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 LIMIT_BYTES = 8 << 20
-LEAST_CHARS = 256  # shorter stretches are tokenized together with their neighbours
+LEAST_CHARS = 64  # shorter stretches are tokenized together with their neighbours
 _LOCAL_STEPS = {"ByteLevel", "Digits", "Split"}  # pre-tokenizers that see no further than one stretch
 
 Cut = Callable[[str], Iterator[str]]
