@@ -90,10 +90,18 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
         self._link.step = StepSeen(StepWork.of_spans(spans), len(scheduler_output.preempted_req_ids or ()))
         tables = scheduler_output.kv_connector_block_state
         assert tables is not None
+        handoffs = self._link.handoffs
+        if not handoffs.is_prefilling:
+            return StepMetadata([])
+        blocks_of = {name: tables.get_block_ids(name)[0] for name, _start, _end in chunks}
+        growing = {
+            block_id
+            for name, start, end in chunks
+            for block_id in handoffs.touched(start, end, blocks_of[name])
+        }
         ready: list[BlocksReady] = []
         for name, start, end in chunks:
-            (block_ids,) = tables.get_block_ids(name)
-            ready += self._link.handoffs.announce(name, start, end, block_ids)
+            ready += handoffs.announce(name, start, end, blocks_of[name], growing)
         for blocks in ready:
             self._pool.touch([self._pool.blocks[block_id] for block_id in blocks.block_ids])
         return StepMetadata(ready)

@@ -5,7 +5,7 @@ Requests go by vLLM's own ids here; what comes out names them by (key, epoch).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from dynrt.engines.protocol import Reservation
@@ -48,18 +48,24 @@ class Handoffs:
         self._prefills[name] = _Prefill(request_id, num_tokens)
         self._prefill_names[request_id] = name
 
-    def announce(self, name: str, start: int, end: int, block_ids: Sequence[int]) -> list[BlocksReady]:
+    def announce(
+        self, name: str, start: int, end: int, block_ids: Sequence[int], growing: Collection[int]
+    ) -> list[BlocksReady]:
         """Tokens [start, end) are computed in this step: blocks written before, then those that it completes.
 
-        The caller pins them. After a preemption, what was announced before is not announced again.
+        `growing`: the blocks that this step writes to, for whatever request. A prefix hit may be among them: vLLM
+        lets a request find what another one computes in the same step. The caller pins what is announced. After a
+        preemption, what was announced before is not announced again.
         """
         prefill = self._prefills.get(name)
         if prefill is None:
             return []
         num_blocks = self._blocks_for(prefill.num_tokens)
+        before = block_ids[: start // self._block_size]
+        num_written = next((n for n, block_id in enumerate(before) if block_id in growing), len(before))
         num_completed = num_blocks if end >= prefill.num_tokens else end // self._block_size
         ready = []
-        for num_ready, written in ((start // self._block_size, True), (num_completed, False)):
+        for num_ready, written in ((num_written, True), (num_completed, False)):
             first_block = prefill.num_announced
             ids = list(block_ids[first_block:num_ready])
             if ids:
@@ -72,6 +78,11 @@ class Handoffs:
         """Nothing more is announced; the blocks to unpin, in the order of the prompt. Unknown: none."""
         name = self._prefill_names.pop(request_id, None)
         return [] if name is None else self._prefills.pop(name).pinned
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether anything could be announced."""
+        return bool(self._prefills)
 
     def has_pins(self, request_id: RequestId) -> bool:
         """Whether something was announced that is not unpinned yet."""
@@ -128,6 +139,10 @@ class Handoffs:
         """Nothing is loaded for it any more: it is complete, or given up. Whether vLLM holds blocks for it by now."""
         receive = self._receives.pop(name, None)
         return receive is not None and receive.made is not None
+
+    def touched(self, start: int, end: int, block_ids: Sequence[int]) -> Sequence[int]:
+        """Of a request's blocks, those that tokens [start, end) are written to."""
+        return block_ids[start // self._block_size : self._blocks_for(end)]
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -33,6 +33,7 @@ pytestmark = [
 
 START_S = 300.0  # importing vLLM takes 10 s of CPU, on a machine that may be busy
 HEARTBEAT_LIMIT_S = 10.0  # the machine may be busy with other things
+ANSWER_S = 120.0
 NUM_BLOCKS = 64
 LONG = 1500  # tokens, computed in 47 steps
 
@@ -172,13 +173,13 @@ FAULTS = [
 async def test_worker_lost(
     pair: ServedRuntime, victim: str, fault: signal.Signals, num_tokens: int, moment: object
 ) -> None:
-    await eventually(lambda: len(pair.runtime.pids()) == 2, START_S)
+    await eventually(lambda: hands_off(pair), START_S)
     before = pair.runtime.pids()
     prompt_ids = random_ids(random.Random(num_tokens), num_tokens)
     expected = await pair.answer(prompt_ids, salt="expected", max_tokens=100)
     cold = secrets.token_hex(4)
     answer = asyncio.create_task(pair.answer(prompt_ids, salt=cold, max_tokens=100))
-    await eventually(lambda: moment(pair))  # type: ignore[operator]
+    await eventually(lambda: moment(pair), ANSWER_S)  # type: ignore[operator]
     os.kill(before[victim], fault)
     assert (await answer).token_ids == expected.token_ids
     await pair.settle()
@@ -186,6 +187,13 @@ async def test_worker_lost(
     again = await pair.answer(prompt_ids, salt=cold, max_tokens=100)
     assert again.token_ids == expected.token_ids
     await pair.settle()
+
+
+async def hands_off(pair: ServedRuntime) -> bool:
+    """Both engines are up and connected."""
+    committed_before = pair.metric("dynrt_handoffs_total", outcome="committed")
+    await pair.answer([5, 6, 7], max_tokens=2)
+    return pair.metric("dynrt_handoffs_total", outcome="committed") > committed_before
 
 
 def is_replaced(pair: ServedRuntime, before: dict[str, int], victim: str) -> bool:

@@ -164,6 +164,27 @@ def test_prefix_hits(bench: Bench, prefill_hit: bool, decode_hit: bool) -> None:
     assert [len(b.block_ids) for b in written] == ([5] if prefill_hit else [])
 
 
+def test_hit_on_what_another_prompt_computes_in_the_same_step(bench: Bench) -> None:
+    shared = random_prompt(32, seed=60)
+    prompts = [shared + random_prompt(n, seed=61) for n in (1, 5)]
+    expected = [token_ids(bench.local(prompt, greedy(), salt="one")) for prompt in prompts]
+    pairs = [(bench.new_id(), bench.new_id()) for _ in prompts]
+    for (prefill, decode), prompt in zip(pairs, prompts, strict=True):
+        bench.copier.aim(prefill, bench.reserve(EngineRequest(*decode, prompt, greedy(), salt=str(prefill))))
+    for (prefill, _decode), prompt in zip(pairs, prompts, strict=True):
+        bench.engine.submit(EngineRequest(*prefill, prompt, greedy(), salt="step", prefill_only=True))
+    bench.outputs.clear()
+    bench.step()
+    timing = bench.outputs[0].timing
+    assert timing is not None and timing.prefill_tokens == 33 + 5, "the second one had a hit"
+    assert not any(blocks.written for blocks in bench.copier.announced)
+    for prefill, decode in pairs:
+        bench.engine.release(*prefill)
+        bench.engine.commit(*decode, None)
+    bench.run()
+    assert [bench.ids(decode) for _prefill, decode in pairs] == expected
+
+
 def test_several_at_once(bench: Bench) -> None:
     prompts = [random_prompt(20 + 17 * n, seed=50 + n) for n in range(5)]
     expected = [token_ids(bench.local(prompt, greedy(8), salt="one")) for prompt in prompts]

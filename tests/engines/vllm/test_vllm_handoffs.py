@@ -39,7 +39,8 @@ def test_each_block_is_announced_once_and_when_it_is_complete(
     announced: list[int] = []
     for step, (start, end) in enumerate(spans):
         table = [100 * step + block for block in range(num_blocks)]  # another one in each step
-        for blocks in handoffs.announce("a", start, end, table):
+        growing = set(handoffs.touched(start, end, table))
+        for blocks in handoffs.announce("a", start, end, table, growing):
             assert (blocks.key, blocks.epoch, blocks.num_prompt_tokens) == (*ID, num_tokens)
             assert blocks.first_block == len(announced) and blocks.block_ids
             announced += blocks.block_ids
@@ -52,16 +53,27 @@ def test_each_block_is_announced_once_and_when_it_is_complete(
     assert handoffs.close_prefill(ID) == [] and not handoffs.has_pins(ID)
 
 
+def test_prefix_hit_that_another_request_computes_in_the_same_step() -> None:
+    handoffs = Handoffs(BLOCK_SIZE)
+    handoffs.open_prefill("a", ID, 130)
+    growing = {8, 9, *handoffs.touched(96, 130, [6, 7, 8, 4, 5])}
+    assert growing == {8, 9, 4, 5}
+    announced = handoffs.announce("a", 96, 130, [6, 7, 8, 4, 5], growing)
+    assert [(b.block_ids, b.written) for b in announced] == [([6, 7], True), ([8, 4, 5], False)]
+
+
 def test_nothing_is_announced_after_release() -> None:
     handoffs = Handoffs(BLOCK_SIZE)
+    assert not handoffs.is_prefilling
     handoffs.open_prefill("a", ID, 96)
-    assert [blocks.block_ids for blocks in handoffs.announce("a", 0, 70, [7, 8, 9])] == [[7, 8]]
+    assert handoffs.is_prefilling
+    assert [blocks.block_ids for blocks in handoffs.announce("a", 0, 70, [7, 8, 9], {7, 8, 9})] == [[7, 8]]
     assert handoffs.close_prefill(ID) == [7, 8]
-    assert handoffs.announce("a", 70, 96, [7, 8, 9]) == []
+    assert handoffs.announce("a", 70, 96, [7, 8, 9], {9}) == []
 
 
 def test_requests_without_handoff_are_not_announced() -> None:
-    assert Handoffs(BLOCK_SIZE).announce("a", 0, 64, [1, 2]) == []
+    assert Handoffs(BLOCK_SIZE).announce("a", 0, 64, [1, 2], {1, 2}) == []
 
 
 @given(num_tokens=st.integers(1, 200), data=st.data())
