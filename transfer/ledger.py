@@ -6,10 +6,6 @@ and events is docs/handoff.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum, auto
-
 import msgspec
 
 from dynrt.transfer.events import (
@@ -34,7 +30,8 @@ from dynrt.transfer.events import (
     Sent,
     Stalled,
 )
-from dynrt.transfer.ledger_effects import Closed, Decided, Kill, LedgerEffect, Outcome, Send
+from dynrt.transfer.ledger_effects import Closed, Decided, Kill, LedgerEffect, Send
+from dynrt.transfer.ledger_handoff import EndState, LedgerHandoff, Phase, peers_to_fence
 
 
 class LedgerLimits(msgspec.Struct, frozen=True):
@@ -49,53 +46,6 @@ class LedgerLimits(msgspec.Struct, frozen=True):
     max_open: int = 16384
 
 
-class Phase(Enum):
-    RESERVING = auto()  # no target yet
-    PUSHING = auto()  # the prefill end knows its target
-    HELD = (
-        auto()
-    )  # decode had no room and was told to forget it: the finished prompt waits for another target
-    CANCELLING = auto()  # both ends were told to stop
-    COMMITTED = auto()  # decode has it; the prefill end's Sent is still to come
-
-
-class EndState(Enum):
-    OPEN = auto()
-    ENDED = auto()  # it said its last word
-    LOST = auto()  # its process is dead
-
-
-@dataclass
-class _Handoff:
-    id: HandoffId
-    prefill: str
-    decode: str
-    deadline: float | None
-    opened_at: float
-    phase: Phase = Phase.RESERVING
-    prefill_end: EndState = EndState.OPEN
-    decode_end: EndState = EndState.OPEN
-    num_reserved: int = 0  # blocks on decode
-    kv_bytes: int | None = None  # set by Sent
-    is_computed: bool = False  # all of the prompt, as far as the runtime knows
-    is_decided: bool = False
-    is_inherited: bool = False  # from a runtime that is gone; its request went with it
-
-    def decide(self, cause: Cause, reason: str) -> list[LedgerEffect]:
-        """It comes to nothing."""
-        outcome: Outcome = "failed"
-        if cause == "cancelled" or cause == "fenced":
-            outcome = cause
-        return self.decided(Decided(self.id, outcome, reason, cause=cause))
-
-    def decided(self, decided: Decided) -> list[LedgerEffect]:
-        """`decided`, the first time."""
-        if self.is_decided:
-            return []
-        self.is_decided = True
-        return [decided]
-
-
 class HandoffLedger:
     """Every handoff the runtime has open. A handoff opens with `open` and is forgotten with Closed.
 
@@ -105,7 +55,7 @@ class HandoffLedger:
 
     def __init__(self, limits: LedgerLimits) -> None:
         self._limits = limits
-        self._open: dict[HandoffId, _Handoff] = {}
+        self._open: dict[HandoffId, LedgerHandoff] = {}
         self._condemned: set[tuple[str, ...]] = set()  # suspects of whom one was asked to be killed
         self._renew_at: float | None = None
 
@@ -132,7 +82,7 @@ class HandoffLedger:
         assert handoff_id not in self._open, "an epoch is used once"
         assert len(self._open) < self._limits.max_open, "admission must keep the open handoffs below max_open"
         deadline = now + self._limits.reserve_answer_s
-        self._open[handoff_id] = _Handoff(handoff_id, prefill, decode, deadline, now)
+        self._open[handoff_id] = LedgerHandoff(handoff_id, prefill, decode, deadline, now)
         if self._renew_at is None:
             self._renew_at = now + self._limits.lease_s / 3
 
@@ -143,7 +93,7 @@ class HandoffLedger:
             self._computed(handoff, has_choice, now)
         return []
 
-    def _computed(self, handoff: _Handoff, has_choice: bool, now: float) -> None:
+    def _computed(self, handoff: LedgerHandoff, has_choice: bool, now: float) -> None:
         handoff.is_computed = True
         if handoff.phase is Phase.RESERVING:
             limits = self._limits
@@ -168,11 +118,7 @@ class HandoffLedger:
     def first_token(self, token: FirstToken) -> list[LedgerEffect]:
         """The client was sent its first token, and decode goes on behind it."""
         handoff = self._open.get(token.id)
-        if handoff is None or handoff.decode_end is not EndState.OPEN:
-            return []
-        if handoff.phase in (Phase.HELD, Phase.CANCELLING):
-            return []
-        return [Send(handoff.decode, token)]
+        return [Send(handoff.decode, token)] if handoff is not None and handoff.wants_decode else []
 
     def cancel(self, handoff_id: HandoffId, reason: str, now: float) -> list[LedgerEffect]:
         """The request does not want this handoff any more. After Committed: nothing, cancel the request itself."""
@@ -186,19 +132,18 @@ class HandoffLedger:
         self._condemned = {suspects for suspects in self._condemned if incarnation not in suspects}
         affected = [h for h in self._open.values() if incarnation in (h.prefill, h.decode)]
         effects: list[LedgerEffect] = []
-        effects += [Send(peer, FencePeer(incarnation)) for peer in _peers_to_fence(affected, incarnation)]
+        effects += [Send(peer, FencePeer(incarnation)) for peer in peers_to_fence(affected, incarnation)]
         for handoff in affected:
             effects += self._end_lost(handoff, incarnation, now)
         return effects
 
-    def _end_lost(self, handoff: _Handoff, incarnation: str, now: float) -> list[LedgerEffect]:
+    def _end_lost(self, handoff: LedgerHandoff, incarnation: str, now: float) -> list[LedgerEffect]:
         role = "prefill" if incarnation == handoff.prefill else "decode"
-        all_was_sent = handoff.kv_bytes is not None and handoff.is_computed
         if role == "prefill":
             handoff.prefill_end = EndState.LOST
         else:
             handoff.decode_end = EndState.LOST
-        if handoff.phase is Phase.COMMITTED or (role == "prefill" and all_was_sent):
+        if handoff.phase is Phase.COMMITTED or (role == "prefill" and handoff.is_all_sent):
             return self._close_if_over(handoff)  # decode needs nothing more from the prefill worker
         if handoff.phase is Phase.HELD and role == "decode":
             return []  # it is not asked any more
@@ -227,12 +172,14 @@ class HandoffLedger:
         """Cancel it in good order: only the prefill end's word lets decode free its blocks."""
         if len(self._open) >= self._limits.max_open:
             return []  # said again after another lease
-        handoff = _Handoff(message.id, message.peer, decode, None, now, is_decided=True, is_inherited=True)
+        handoff = LedgerHandoff(
+            message.id, message.peer, decode, None, now, is_decided=True, is_inherited=True
+        )
         self._open[message.id] = handoff
         return self._cancel(handoff, "lease", "its runtime is gone", now)
 
     def _from_prefill(
-        self, handoff: _Handoff, message: Sent | Quiesced | Stalled, now: float
+        self, handoff: LedgerHandoff, message: Sent | Quiesced | Stalled, now: float
     ) -> list[LedgerEffect]:
         if isinstance(message, Stalled):
             return self._stalled(handoff, now)
@@ -244,25 +191,25 @@ class HandoffLedger:
         self._expect_commit(handoff, now)
         return self._close_if_over(handoff)
 
-    def _stalled(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+    def _stalled(self, handoff: LedgerHandoff, now: float) -> list[LedgerEffect]:
         if handoff.phase in (Phase.CANCELLING, Phase.COMMITTED):
             return []
         return self._cancel(handoff, "transport", "its writes do not end", now)
 
-    def _quiesced(self, handoff: _Handoff, message: Quiesced, now: float) -> list[LedgerEffect]:
+    def _quiesced(self, handoff: LedgerHandoff, message: Quiesced, now: float) -> list[LedgerEffect]:
         stopped: list[LedgerEffect] = []
         if handoff.phase in (Phase.RESERVING, Phase.PUSHING, Phase.HELD):
             cause = message.cause if message.cause != "cancelled" else "refused"
             stopped = self._cancel(handoff, cause, message.reason, now)
         return [*stopped, *self._relay_quiesced(handoff, message.clean, now), *self._close_if_over(handoff)]
 
-    def _relay_quiesced(self, handoff: _Handoff, clean: bool, now: float) -> list[LedgerEffect]:
+    def _relay_quiesced(self, handoff: LedgerHandoff, clean: bool, now: float) -> list[LedgerEffect]:
         if handoff.decode_end is not EndState.OPEN:
             return []
         handoff.deadline = now + self._limits.settle_s
         return [Send(handoff.decode, PeerQuiesced(*handoff.id, clean))]
 
-    def _from_decode(self, handoff: _Handoff, message: FromDecodeEnd, now: float) -> list[LedgerEffect]:
+    def _from_decode(self, handoff: LedgerHandoff, message: FromDecodeEnd, now: float) -> list[LedgerEffect]:
         match message:
             case Reserved():
                 return self._reserved(handoff, message, now)
@@ -275,7 +222,7 @@ class HandoffLedger:
             case LeaseExpired():
                 return self._lease_expired(handoff, now)
 
-    def _reserved(self, handoff: _Handoff, message: Reserved, now: float) -> list[LedgerEffect]:
+    def _reserved(self, handoff: LedgerHandoff, message: Reserved, now: float) -> list[LedgerEffect]:
         handoff.num_reserved = len(message.block_ids)
         if handoff.phase is not Phase.RESERVING:
             return []
@@ -283,7 +230,7 @@ class HandoffLedger:
         self._expect_commit(handoff, now)
         return [Send(handoff.prefill, _arm(handoff, message))]
 
-    def _committed(self, handoff: _Handoff, message: Committed, now: float) -> list[LedgerEffect]:
+    def _committed(self, handoff: LedgerHandoff, message: Committed, now: float) -> list[LedgerEffect]:
         handoff.decode_end = EndState.ENDED
         if handoff.phase is Phase.HELD:  # it crossed our word, which ends the request there
             return []
@@ -292,7 +239,9 @@ class HandoffLedger:
         decided = Decided(handoff.id, "committed", "", message.received_at, message.host)
         return handoff.decided(decided) + self._close_if_over(handoff)
 
-    def _decode_gave_up(self, handoff: _Handoff, cause: Cause, reason: str, now: float) -> list[LedgerEffect]:
+    def _decode_gave_up(
+        self, handoff: LedgerHandoff, cause: Cause, reason: str, now: float
+    ) -> list[LedgerEffect]:
         handoff.decode_end = EndState.ENDED
         if handoff.phase in (Phase.HELD, Phase.CANCELLING):
             return self._close_if_over(handoff)
@@ -300,7 +249,7 @@ class HandoffLedger:
             cause = "fenced"
         return self._cancel(handoff, cause, reason, now)
 
-    def _lease_expired(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+    def _lease_expired(self, handoff: LedgerHandoff, now: float) -> list[LedgerEffect]:
         if handoff.phase in (Phase.HELD, Phase.CANCELLING):
             return []
         return self._cancel(handoff, "lease", "the decode worker's lease expired", now)
@@ -328,12 +277,11 @@ class HandoffLedger:
         self._renew_at = now + self._limits.lease_s / 3 if self._open else None
         by_decode: dict[str, list[HandoffId]] = {}
         for handoff in self._open.values():
-            is_wanted = handoff.phase not in (Phase.HELD, Phase.CANCELLING)
-            if handoff.decode_end is EndState.OPEN and is_wanted:
+            if handoff.wants_decode:
                 by_decode.setdefault(handoff.decode, []).append(handoff.id)
         return [Send(decode, RenewLease(ids, self._limits.lease_s)) for decode, ids in by_decode.items()]
 
-    def _overdue(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+    def _overdue(self, handoff: LedgerHandoff, now: float) -> list[LedgerEffect]:
         if handoff.is_inherited:  # its prefill worker may not have joined this runtime yet: no reason to kill
             del self._open[handoff.id]
             return []
@@ -351,7 +299,7 @@ class HandoffLedger:
                 handoff.deadline = now + self._limits.settle_s
                 return self._kill(handoff)
 
-    def _hold(self, handoff: _Handoff, now: float) -> list[LedgerEffect]:
+    def _hold(self, handoff: LedgerHandoff, now: float) -> list[LedgerEffect]:
         """Decode forgets it, now: with no target known, nothing can have been written there."""
         handoff.phase, handoff.deadline = Phase.HELD, now + self._limits.lease_s
         reason = "decode had no room for the finished prompt"
@@ -361,12 +309,12 @@ class HandoffLedger:
             Send(handoff.decode, PeerQuiesced(*handoff.id)),
         ]
 
-    def _too_slow(self, handoff: _Handoff) -> str:
+    def _too_slow(self, handoff: LedgerHandoff) -> str:
         if handoff.kv_bytes is None:
             return f"not all was sent {self._limits.push_s:g} s after the prompt was computed"
         return f"all was sent, but not committed in {self._limits.settle_s:g} s"
 
-    def _kill(self, handoff: _Handoff) -> list[LedgerEffect]:
+    def _kill(self, handoff: LedgerHandoff) -> list[LedgerEffect]:
         """Whoever keeps this handoff open hangs. Decode waits for the prefill end, so that one first."""
         ends = ((handoff.prefill_end, handoff.prefill), (handoff.decode_end, handoff.decode))
         suspects = tuple(worker for end, worker in ends if end is EndState.OPEN)
@@ -382,12 +330,12 @@ class HandoffLedger:
 
     # --- transitions ------------------------------------------------------------------------------
 
-    def _expect_commit(self, handoff: _Handoff, now: float) -> None:
+    def _expect_commit(self, handoff: LedgerHandoff, now: float) -> None:
         if handoff.phase is Phase.PUSHING and handoff.is_computed:
             is_sent = handoff.kv_bytes is not None
             handoff.deadline = now + (self._limits.settle_s if is_sent else self._limits.push_s)
 
-    def _cancel(self, handoff: _Handoff, cause: Cause, reason: str, now: float) -> list[LedgerEffect]:
+    def _cancel(self, handoff: LedgerHandoff, cause: Cause, reason: str, now: float) -> list[LedgerEffect]:
         effects = handoff.decide(cause, reason)
         was_sent = handoff.phase is not Phase.CANCELLING and handoff.kv_bytes is not None
         handoff.phase, handoff.deadline = Phase.CANCELLING, now + self._limits.settle_s
@@ -397,7 +345,7 @@ class HandoffLedger:
             effects += self._relay_quiesced(handoff, True, now)
         return effects + self._close_if_over(handoff)
 
-    def _close_if_over(self, handoff: _Handoff) -> list[LedgerEffect]:
+    def _close_if_over(self, handoff: LedgerHandoff) -> list[LedgerEffect]:
         if EndState.OPEN in (handoff.prefill_end, handoff.decode_end):
             return []
         if self._open.pop(handoff.id, None) is None:
@@ -405,16 +353,5 @@ class HandoffLedger:
         return [Closed(handoff.id, handoff.kv_bytes)]
 
 
-def _peers_to_fence(affected: Iterable[_Handoff], incarnation: str) -> list[str]:
-    """The workers with an open end against that incarnation, each once."""
-    peers: dict[str, None] = {}
-    for handoff in affected:
-        if handoff.prefill == incarnation and handoff.decode_end is EndState.OPEN:
-            peers[handoff.decode] = None
-        if handoff.decode == incarnation and handoff.prefill_end is EndState.OPEN:
-            peers[handoff.prefill] = None
-    return list(peers)
-
-
-def _arm(handoff: _Handoff, target: Reserved) -> Arm:
+def _arm(handoff: LedgerHandoff, target: Reserved) -> Arm:
     return Arm(*handoff.id, handoff.decode, target.first_block, target.block_ids, target.num_tokens)
