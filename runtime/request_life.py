@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Literal, Protocol
 
@@ -77,7 +78,7 @@ class RequestLife:
         self.request = request
         self.sampling = sampling
         self.local_prefill = local_prefill
-        self.output_ids: list[int] = []
+        self.output_ids = array("I")  # a list would take ten times as much for each token of a long stream
         self.chars_sent = 0
         self.finished = False
         self.is_admitted = False  # from its first plan on: it may move, but is not turned away any more
