@@ -42,7 +42,7 @@ async def is_documented(response: aiohttp.ClientResponse, path: str) -> None:
     assert set(error) in ENVELOPES and error["error"]["message"] and error["error"]["type"]
 
 
-@settings(fuzzing, max_examples=400)
+@settings(fuzzing, max_examples=200)
 @given(st.data())
 async def test_no_json_body_is_a_server_error(client: aiohttp.ClientSession, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(POSTED)))
@@ -51,7 +51,7 @@ async def test_no_json_body_is_a_server_error(client: aiohttp.ClientSession, dat
         await is_documented(response, path)
 
 
-@settings(fuzzing, max_examples=200)
+@settings(fuzzing, max_examples=100)
 @given(st.data())
 async def test_no_bytes_are_a_server_error(client: aiohttp.ClientSession, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(POSTED)))
