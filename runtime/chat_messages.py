@@ -88,7 +88,7 @@ def _with_object_arguments(call: Mapping[str, Any]) -> Message:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(function["arguments"] or "{}")
     except ValueError:
         return dict(call)  # what a model once wrote need not be JSON; it is shown as it is
     return {**call, "function": {**function, "arguments": arguments}}

@@ -110,7 +110,7 @@ class PromptEncoder:
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in unpack_ids(packed_ids)]
 
     def info(self) -> TokenizerInfo:
-        template = self._templates.get("default")
+        template, tool_template = self._templates.get("default"), self._templates.get("tool_use")
         token = self._special_tokens.get
         return TokenizerInfo(
             vocab_size=self._tokenizer.get_vocab_size(),
@@ -119,6 +119,7 @@ class PromptEncoder:
             unk_token=token("unk_token"),
             pad_token=token("pad_token"),
             chat_template=None if template is None else template.source,
+            tool_template=None if tool_template is None else tool_template.source,
         )
 
     @property

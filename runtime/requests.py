@@ -56,6 +56,7 @@ class TokenizerInfo(msgspec.Struct, frozen=True):
     unk_token: str | None
     pad_token: str | None
     chat_template: str | None  # in Jinja's language
+    tool_template: str | None = None  # of chats that offer tools, where the model has another one for them
 
 
 class ModelCard(msgspec.Struct, frozen=True):

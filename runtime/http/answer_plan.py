@@ -38,9 +38,9 @@ async def plan_answers(
 
     Raises InvalidRequestError if tools are offered and the model's format of calls is not known.
     """
-    template = backend.tokenizer_info().chat_template or ""
-    tool_format = formats.of_tools(template)
-    reasoning = None if has_grammar else formats.of_reasoning(template)
+    info = backend.tokenizer_info()
+    tool_format = formats.of_tools(info.tool_template or info.chat_template or "")
+    reasoning = None if has_grammar else formats.of_reasoning(info.chat_template or "")
     plan = _plan_calls(use, tool_format)
     if reasoning is None:
         return plan

@@ -103,6 +103,14 @@ class Fields:
         self.refuse(name, f"it must be a string of 1 to {max_chars} characters")
         return default
 
+    def text(self, name: str) -> str:
+        """A string that must be there; it may be empty."""
+        value = self.values.get(name)
+        if isinstance(value, str):
+            return value
+        self.refuse(name, "it must be a string")
+        return ""
+
     def child(self, name: str) -> Fields:
         """The object in field `name`; one without fields if it is absent or refused."""
         value = self.values.get(name)

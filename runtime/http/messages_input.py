@@ -129,12 +129,10 @@ def _user_turn(message: Fields) -> list[Body]:
     texts: list[str] = []
     for block in _blocks(message, "content", "text", "tool_result"):
         if block.values["type"] == "text":
-            texts.append(_string(block, "text"))
+            texts.append(block.text("text"))
         else:
             content = "\n".join(_texts(block, "content"))
-            results.append(
-                {"role": "tool", "tool_call_id": _string(block, "tool_use_id"), "content": content}
-            )
+            results.append({"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": content})
     return [*results, {"role": "user", "content": "\n".join(texts)}] if texts or not results else results
 
 
@@ -145,9 +143,9 @@ def _assistant_turn(message: Fields) -> Body:
     for block in _blocks(message, "content", "text", "tool_use", "thinking", "redacted_thinking"):
         match block.values["type"]:
             case "text":
-                texts.append(_string(block, "text"))
+                texts.append(block.text("text"))
             case "thinking":
-                turn["reasoning_content"] = _string(block, "thinking")
+                turn["reasoning_content"] = block.text("thinking")
             case "tool_use":
                 calls.append(_call(block))
     if texts:
@@ -157,8 +155,8 @@ def _assistant_turn(message: Fields) -> Body:
 
 def _call(block: Fields) -> Body:
     arguments = msgspec.json.encode(block.child("input").values).decode()
-    function = {"name": _string(block, "name"), "arguments": arguments}
-    return {"id": _string(block, "id"), "type": "function", "function": function}
+    function = {"name": block.text("name"), "arguments": arguments}
+    return {"id": block.text("id"), "type": "function", "function": function}
 
 
 def _blocks(fields: Fields, name: str, *kinds: str) -> list[Fields]:
@@ -185,15 +183,7 @@ def _texts(fields: Fields, name: str) -> list[str]:
     """The texts of a field that is a string or a list of text blocks; none if it is absent."""
     if fields.values.get(name) is None:
         return []
-    return [_string(block, "text") for block in _blocks(fields, name, "text")]
-
-
-def _string(fields: Fields, name: str) -> str:
-    value = fields.values.get(name)
-    if isinstance(value, str):
-        return value
-    fields.refuse(name, "it must be a string")
-    return ""
+    return [block.text("text") for block in _blocks(fields, name, "text")]
 
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}

@@ -13,6 +13,7 @@ from dynrt.runtime.http.tools.request import PARALLEL_CALLS
 
 Body = dict[str, Any]
 
+# fields that a chat has as well
 SAME = (
     "model",
     "stream",
@@ -23,12 +24,14 @@ SAME = (
     "chat_template_kwargs",
     "dynrt",
 )
+# of the chat's fields, what they are called here
 OWN_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
-}  # of the chat's fields, what they are called here
+}
+# what needs a server that keeps responses, and the way out
 STATEFUL = {
     "previous_response_id": "send the earlier turns in input",
     "conversation": "send the earlier turns in input",
@@ -138,13 +141,13 @@ def _item(problems: Problems, index: int, value: object) -> Body | None:
         case "message":
             return _message(item)
         case "function_call":
-            function = {"name": _string(item, "name"), "arguments": _string(item, "arguments")}
-            call = {"id": _string(item, "call_id"), "type": "function", "function": function}
+            function = {"name": item.text("name"), "arguments": item.text("arguments")}
+            call = {"id": item.text("call_id"), "type": "function", "function": function}
             return {"role": "assistant", "tool_calls": [call]}
         case "function_call_output":
             return {
                 "role": "tool",
-                "tool_call_id": _string(item, "call_id"),
+                "tool_call_id": item.text("call_id"),
                 "content": _text(item, "output"),
             }
         case "reasoning":
@@ -207,14 +210,6 @@ def _part(fields: Fields, path: str, part: object) -> str:
     if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
     fields.problems.add(path, f'{path} must be {{"type": "input_text", "text": "..."}}; others are not built')
-    return ""
-
-
-def _string(fields: Fields, name: str) -> str:
-    value = fields.values.get(name)
-    if isinstance(value, str):
-        return value
-    fields.refuse(name, "it must be a string")
     return ""
 
 

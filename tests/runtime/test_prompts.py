@@ -305,6 +305,7 @@ def test_named_templates_and_tokens_stored_as_objects(encoder: Callable[..., Pro
     messages = [{"role": "user", "content": ""}]
     assert ours.render_chat(messages) == "plain <|im_end|>"
     assert ours.render_chat(messages, tools=[TOOL]) == "with tools"
+    assert (ours.info().chat_template, ours.info().tool_template) == ("plain {{ eos_token }}", "with tools")
 
 
 def test_the_date_comes_from_the_clock_given(tmp_path: Path) -> None:
@@ -365,6 +366,12 @@ def test_tool_arguments_as_text_are_rendered_like_an_object(encoder: Callable[..
         for call in (CALL, as_text)
     ]
     assert rendered[0] == rendered[1] and '"arguments": {"city": "Köln"' in rendered[0]
+
+
+def test_no_tool_arguments_are_an_empty_object(encoder: Callable[..., PromptEncoder]) -> None:
+    call = {"function": {"name": "f", "arguments": ""}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert '"arguments": {}' in encoder(QWEN25_LIKE).render_chat(messages)
 
 
 def test_tool_arguments_that_are_no_json_are_shown_as_they_are(encoder: Callable[..., PromptEncoder]) -> None:

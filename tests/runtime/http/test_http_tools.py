@@ -193,6 +193,14 @@ async def test_what_tools_cannot_be_had_with(client: aiohttp.ClientSession, back
     assert not backend.requests
 
 
+async def test_a_template_of_its_own_for_tools_tells_the_format(
+    client: aiohttp.ClientSession, backend: ToolBackend
+) -> None:
+    backend.tool_template, backend.chat_template = backend.chat_template, "{{ messages }}"
+    backend.says(CALL)
+    assert (await answered(client, tools=[TOOL]))["finish_reason"] == "tool_calls"
+
+
 async def test_a_plain_chat_keeps_its_frames(client: aiohttp.ClientSession, backend: ToolBackend) -> None:
     backend.chat_template = "{{ messages }}"
     backend.script = [GenerateOutput([1], "Hi", "stop")]

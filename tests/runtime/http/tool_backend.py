@@ -23,6 +23,7 @@ class ToolBackend(ScriptedBackend):
     def __init__(self) -> None:
         super().__init__()
         self.chat_template = QWEN3
+        self.tool_template: str | None = None
         self.prompt_end = "<|assistant|>"
         self.tools: list[list[dict[str, Any]] | None] = []
         self.says(ANSWER)
@@ -48,4 +49,5 @@ class ToolBackend(ScriptedBackend):
         return self.prompt_end
 
     def tokenizer_info(self) -> TokenizerInfo:
-        return msgspec.structs.replace(super().tokenizer_info(), chat_template=self.chat_template)
+        templates = {"chat_template": self.chat_template, "tool_template": self.tool_template}
+        return msgspec.structs.replace(super().tokenizer_info(), **templates)
