@@ -41,7 +41,9 @@ def chat_body(fields: Fields, *, wants_answer: bool) -> Body:
     messages += _messages(fields)
     body = {name: fields.values[name] for name in SAME if name in fields.values}
     body |= {"messages": messages, "stop": fields.values.get("stop_sequences")}
-    if messages and messages[-1]["role"] == "assistant":  # the answer goes on with what it says
+    if messages and messages[-1].get("tool_calls"):
+        fields.refuse("messages", "it must end with the results of the calls that its last message makes")
+    elif messages and messages[-1]["role"] == "assistant":  # the answer goes on with what it says
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     return body | _thinking(fields) | _tools(fields)
 

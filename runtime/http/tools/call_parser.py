@@ -95,6 +95,7 @@ class CallParser:
 
     def _call_list(self) -> Reading[None]:
         """[call, …]"""
+        yield from self._tape.read_while(SPACE)
         yield from expect(self._tape, "[")
         is_first = True
         while (yield from another(self._tape, "]", is_first=is_first)):
@@ -157,6 +158,7 @@ class CallParser:
 
     def _told_arguments(self, name: str) -> Reading[None]:
         """Arguments that are given out while they are read: the call has begun."""
+        yield from self._tape.read_while(SPACE)
         if (yield from self._tape.peek()) != "{":
             raise Malformed
         self._begin_call(name)

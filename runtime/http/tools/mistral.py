@@ -38,5 +38,4 @@ class MistralParser(CallParser):
         if (yield from self._tape.accept(CALL_ID)):
             yield from self._tape.read_while(_NAME)  # the id that the model gives is not needed
         yield from self._tape.accept(ARGUMENTS)
-        yield from self._tape.read_while(SPACE)
         yield from self._told_arguments(name)

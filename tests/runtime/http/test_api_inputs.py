@@ -13,6 +13,7 @@ from dynrt.runtime.http.fields import Fields, Problems
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+USED = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
 HI = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": SCHEMA}}
 
@@ -216,6 +217,7 @@ def test_thinking_is_told_to_the_template(kind: str, enabled: bool) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
+        ({"messages": [HI, {"role": "assistant", "content": [USED]}]}, "messages"),
         ({"messages": [HI], "system": 3}, "system"),
         ({"messages": [HI], "thinking": {"type": "often"}}, "thinking.type"),
         ({"messages": [HI], "tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),

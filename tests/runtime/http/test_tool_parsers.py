@@ -237,11 +237,11 @@ def test_a_forced_list_of_calls() -> None:
     text = (
         f' [{{"name": "add", "arguments": {SUM[1]}}},\n{{"name": "get_weather", "arguments": {PARIS[1]}}}] '
     )
-    assert parsed(ForcedListParser(TOOLS), text.strip()) == call_events(SUM, PARIS)
+    assert parsed(ForcedListParser(TOOLS), text) == call_events(SUM, PARIS)
 
 
 def test_a_forced_call_is_its_arguments() -> None:
-    assert parsed(ForcedCallParser(["add"]), SUM[1]) == call_events(SUM)
+    assert parsed(ForcedCallParser(["add"]), f" {SUM[1]}\n") == call_events(SUM)
     assert parsed(ForcedCallParser(["add"]), "no") == [Text("no")]
 
 
