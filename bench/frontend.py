@@ -98,11 +98,11 @@ Start = Callable[[float], AbstractContextManager[front_servers.Server]]
 
 
 def sides(model: Path, folder: Path, missing: list[str]) -> Iterator[Start]:
-    """How to start each server with engines so much faster than the mocker; peers that cannot be had are named."""
-    yield lambda speedup: front_servers.dynrt(model, folder, speedup)
+    """How to start each server with engines of a pace; peers that cannot be had are named."""
+    yield lambda step_s: front_servers.dynrt(model, folder, step_s)
     dynamo = front_peers.dynamo_python()
     if isinstance(dynamo, Path):
-        yield lambda speedup: front_servers.dynamo(dynamo, model, folder, speedup)
+        yield lambda step_s: front_servers.dynamo(dynamo, model, folder, step_s)
     else:
         missing.append(f"dynamo: {dynamo}")
 
@@ -121,14 +121,14 @@ def run(quick: bool) -> report.Report:
         starts = list(sides(model, folder, missing))
         router = front_peers.vllm_router_python()
         with ExitStack() as stack:
-            servers = [stack.enter_context(start(1.0)) for start in starts]
+            servers = [stack.enter_context(start(front_servers.STEP_S)) for start in starts]
             if isinstance(router, Path):
                 servers.append(stack.enter_context(front_servers.vllm_router(router, folder)))
             else:
                 missing.append(f"vllm-router: {router}")
             measure(servers, {"paced": paced(quick)}, rounds, outcomes)
         with ExitStack() as stack:
-            servers = [stack.enter_context(start(front_servers.AT_ONCE)) for start in starts]
+            servers = [stack.enter_context(start(0.0)) for start in starts]
             measure(servers, loads(quick), rounds, outcomes)
     result.cases = [case(server, load, runs) for (server, load), runs in outcomes.items()]
     result.cases += [{"missing": reason} for reason in missing]

@@ -22,8 +22,8 @@ READY_S = 180.0
 STOP_S = 20.0
 RIG = Path(__file__).resolve().parent
 NUM_ENGINES = 2
-AT_ONCE = 1e6  # the speedup at which an engine takes no time
-STEP_S = 0.006  # of Dynamo's mocker, of our simulation of it, and of the engine behind the router
+AT_ONCE = 1e6  # the speedup at which a mocker takes no time; what it calls infinite, 0, is none
+STEP_S = 0.006  # of Dynamo's mocker, and so of the other engines
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -36,23 +36,28 @@ class Server(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def dynrt(model: Path, folder: Path, speedup: float) -> Iterator[Server]:
-    """One front process, with metrics, validation and cancellation as always, and simulated engines."""
+def dynrt(model: Path, folder: Path, step_s: float) -> Iterator[Server]:
+    """One front process, with metrics, validation and cancellation as always, and engines that only make tokens."""
     port = free_port()
-    simulated = ["--engine", "sim", "--sim-profile", "dynamo-mocker", "--speedup", str(speedup)]
-    fleet = ["--prefill", "0", "--decode", str(NUM_ENGINES), "--max-batch-requests", "256"]
-    command = [*dynrt_command(), "serve", str(model), "--port", str(port), *simulated, *fleet]
-    with _running("dynrt", command, folder) as front:
+    address = f"ipc://{folder}/control-{port}"
+    fleet = ["--prefill", "0", "--decode", "0", "--control", address]
+    serve = [*dynrt_command(), "serve", str(model), "--port", str(port), *fleet]
+    engine = [sys.executable, str(RIG / "token_engine.py"), address, str(model), str(step_s)]
+    with ExitStack() as stack:
+        front = stack.enter_context(_running("dynrt", serve, folder))
+        engines = [
+            stack.enter_context(_running(f"dynrt-engine-{number}", engine, folder)).pid
+            for number in range(NUM_ENGINES)
+        ]
         _wait_ready(port, model.name)
-        engines = _children(front.pid)
-        assert len(engines) == NUM_ENGINES
         yield Server("dynrt", port, model.name, {"front": [front.pid], "engines": engines})
 
 
 @contextmanager
-def dynamo(python: Path, model: Path, folder: Path, speedup: float) -> Iterator[Server]:
+def dynamo(python: Path, model: Path, folder: Path, step_s: float) -> Iterator[Server]:
     """Its frontend with KV routing, and mockers; everything else is as it comes, but kept on loopback."""
     port, name = free_port(), model.name
+    speedup = STEP_S / step_s if step_s else AT_ONCE
     address = "127.0.0.1"
     environment = {
         "DYN_DISCOVERY_BACKEND": "file",
@@ -176,9 +181,3 @@ def _wait_ready(port: int, model: str) -> None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the server at port {port} is not ready: {error}") from error
             time.sleep(0.1)
-
-
-def _children(pid: int) -> list[int]:
-    """Of all threads of a process."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
