@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -30,13 +31,20 @@ class ToolUse(msgspec.Struct, frozen=True):
     @property
     def names(self) -> list[str]:
         """Of the tools that may be called."""
-        return [self.named] if self.named else [tool["function"]["name"] for tool in self.tools]
+        return [self.named] if self.named else _names(self.tools)
 
-    def schema_of(self, name: str) -> dict[str, Any]:
-        """The JSON schema of a tool's arguments."""
-        functions = (tool["function"] for tool in self.tools)
-        parameters = next(one.get("parameters") for one in functions if one["name"] == name)
-        return parameters or {"type": "object", "properties": {}}
+    @property
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The JSON schemas of all tools' arguments, by name."""
+        functions = [tool["function"] for tool in self.tools]
+        return {
+            one["name"]: {"type": "object", **(one.get("parameters") or {"properties": {}})}
+            for one in functions
+        }
+
+
+def _names(tools: Sequence[dict[str, Any]]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
 
 
 def read_tool_use(fields: Fields) -> ToolUse | None:
@@ -47,10 +55,10 @@ def read_tool_use(fields: Fields) -> ToolUse | None:
         PARALLEL_CALLS.read(fields),
     )
     if not tools:
-        if fields.values.get("tools") is None and choice != "none" and "tool_choice" in fields.values:
+        if fields.values.get("tools") is None and fields.values.get("tool_choice") not in (None, "none"):
             fields.refuse("tool_choice", "it must be left out, or tools be given")
         return None
-    if named is not None and named not in [tool["function"]["name"] for tool in tools]:
+    if named is not None and named not in _names(tools):
         fields.refuse("tool_choice", "it must name one of the tools")
         return None
     return ToolUse(tools, choice, named, parallel)
@@ -81,12 +89,14 @@ def _read_tool(fields: Fields, index: int, value: object) -> dict[str, Any] | No
     description = function.values.get("description")
     if description is not None and not isinstance(description, str):
         function.refuse("description", "it must be a string")
-    function.child("parameters")
+    parameters = function.child("parameters")
+    if parameters.values.get("type") not in (None, "object"):
+        parameters.refuse("type", 'it must be "object": arguments have names')
     return value
 
 
 def _without_doubles(fields: Fields, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = [tool["function"]["name"] for tool in tools]
+    names = _names(tools)
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
         fields.problems.add("tools", f"tools has {double} more than once; each name must be there once")
@@ -109,12 +119,12 @@ def _read_choice(fields: Fields) -> Choice:
 def forced_calls(use: ToolUse) -> Grammar:
     """What the answer must look like if a call is required: the arguments of the named tool, or a list of calls."""
     if use.named is not None:
-        return _grammar(use.schema_of(use.named))
+        return _grammar(use.schemas[use.named])
     one_call = {"anyOf": [_call_schema(name) for name in use.names]}
     calls: dict[str, Any] = {"type": "array", "minItems": 1, "items": one_call}
     if not use.parallel_calls:
         calls["maxItems"] = 1
-    schemas = {name: _moved(use.schema_of(name), f"#/$defs/{name}") for name in use.names}
+    schemas = {name: _moved(schema, f"#/$defs/{name}") for name, schema in use.schemas.items()}
     return _grammar({**calls, "$defs": schemas})
 
 

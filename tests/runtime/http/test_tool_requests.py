@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dynrt.engines.native.grammar import check
 from dynrt.runtime.errors import InvalidRequestError
 from dynrt.runtime.http.fields import Fields, Problems
 from dynrt.runtime.http.tools.request import MAX_NAME_CHARS, MAX_TOOLS, ToolUse, forced_calls, read_tool_use
@@ -30,7 +31,7 @@ def read(**values: Any) -> ToolUse | None:
 
 
 def test_no_tools() -> None:
-    assert read() is None
+    assert read() is None and read(tool_choice=None) is None
     assert read(tools=None, tool_choice="none", parallel_tool_calls=False) is None
 
 
@@ -64,6 +65,7 @@ def test_choices(choice: object, read_as: tuple[str, str | None]) -> None:
         ({"tools": [function("two words")]}, "tools[0].function.name"),
         ({"tools": [function(description=1)]}, "tools[0].function.description"),
         ({"tools": [function(parameters="{}")]}, "tools[0].function.parameters"),
+        ({"tools": [function(parameters={"type": "string"})]}, "tools[0].function.parameters.type"),
         ({"tools": [function(), function()]}, "tools"),
         ({"tools": [function()], "tool_choice": "always"}, "tool_choice"),
         ({"tools": [function()], "tool_choice": {"type": "function"}}, "tool_choice"),
@@ -95,3 +97,9 @@ def test_required_calls_are_a_list_and_references_stay_whole() -> None:
     city = schema["$defs"]["locate"]["properties"]["city"]["$ref"]
     assert city == "#/$defs/locate/$defs/City" and schema["$defs"]["locate"]["$defs"]["City"]
     assert "maxItems" not in json.loads(forced_calls(ToolUse(tools, "required")).spec)
+
+
+@pytest.mark.parametrize("choice", [None, "locate", "add"], ids=["any", "named", "without parameters"])
+def test_engines_can_follow_what_is_required(choice: str | None) -> None:
+    tools = [function(), function("locate", parameters=CITY), function("note", parameters={"properties": {}})]
+    check(forced_calls(ToolUse(tools, "required", choice)))
