@@ -11,6 +11,7 @@ import msgspec
 from dynrt.runtime.errors import DynrtError, EngineError
 from dynrt.runtime.handoff_times import HandoffTimes
 from dynrt.runtime.messages import StepTiming, TokenDelta
+from dynrt.runtime.request_times import RequestTimes, StageTimes
 from dynrt.transfer.events import FirstToken, HandoffId
 
 
@@ -50,6 +51,7 @@ class Attempt:
         chars_sent: int,
         first_token_from: Literal["prefill", "decode"] = "prefill",
         outputs_sent: int = 0,
+        request_times: RequestTimes | None = None,
     ) -> None:
         self.key = key
         self.epoch = epoch
@@ -61,6 +63,9 @@ class Attempt:
         self.sampled: FirstToken | None = None  # by prefill, for decode to go on behind
         self.holds: HandoffId | None = None  # a handoff whose pins this local attempt makes use of
         self.times = HandoffTimes()
+        self.stage = StageTimes(prefill, decode)
+        self.request_times = request_times if request_times is not None else RequestTimes(0.0)
+        self.request_times.stages.append(self.stage)
         self._decode_samples = first_token_from == "decode" and self.is_remote
         self._has_begun = False
         self._unread: TokenDelta | None = None  # prefill's, until decode's next takes along what it says
@@ -92,10 +97,10 @@ class Attempt:
         if arrival.delta.finish_reason == "error":
             self.fail(EngineError(arrival.delta.error or "the engine failed"))
             return 0
-        if self._decode_samples:
-            if arrival.incarnation == self.prefill:
-                self._unread = arrival.delta
-                return 0
+        if self._decode_samples and arrival.incarnation == self.prefill:
+            self._unread = arrival.delta
+            return 0
+        if self._decode_samples or self._unread is not None:
             arrival = self._about_the_prompt(arrival)
         self._arrivals.append(arrival)
         self._news.set()
@@ -109,7 +114,7 @@ class Attempt:
             times.first_step = arrival.timing
 
     def _about_the_prompt(self, arrival: Arrival) -> Arrival:
-        """Decode's, with what prefill alone can tell: decode found the prompt computed."""
+        """With what only the step that computed the prompt could tell: whoever goes on found it computed."""
         told, self._unread = self._unread, None
         delta = msgspec.structs.replace(
             arrival.delta,
@@ -125,12 +130,23 @@ class Attempt:
     def moved(self, epoch: int, decode: str) -> Attempt:
         """The same finished prompt on its way to another decode worker."""
         moved = Attempt(
-            self.key, epoch, self.prefill, decode, self.chars_sent, self.first_token_from, self.outputs_sent
+            self.key,
+            epoch,
+            self.prefill,
+            decode,
+            self.chars_sent,
+            self.first_token_from,
+            self.outputs_sent,
+            self.request_times,
         )
         moved.sampled = self.sampled and msgspec.structs.replace(self.sampled, epoch=epoch)
         moved.take = self.take
-        moved._has_begun, moved._unread = True, self._unread
+        moved._has_begun = True
         return moved
+
+    def inherit(self, held: Attempt) -> None:
+        """What was said of the prompt by the attempt that computed it, and that nobody has read yet."""
+        self._unread = held._unread
 
     def first_token(self, arrival: Arrival) -> FirstToken | None:
         """What decode must know of this arrival: the one token from prefill, if the request goes on behind it."""

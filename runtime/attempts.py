@@ -14,6 +14,8 @@ from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import Exposed, FirstTokenSeen, PlannerActor, Pushed, RequestEnded
 from dynrt.runtime.request_life import RequestLife, Route
+from dynrt.runtime.request_metrics import EndedRequest, RequestOutcome
+from dynrt.runtime.request_times import StageTimes
 from dynrt.runtime.transfer_manager import Abandon, Computed, Gone, Move, Open, TransferManager
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import Sent
@@ -48,16 +50,33 @@ class Attempts:
 
     # --- news of them -----------------------------------------------------------------------------
 
-    def deliver(self, worker: Worker, delta: TokenDelta, report: StepReport) -> int:
-        """What a step brought to one attempt. Returns how many tokens of it the client gets."""
-        attempt = self._attempts.get((delta.key, delta.epoch))
-        if attempt is None:
-            return 0  # ended meanwhile
+    def step(self, worker: Worker, report: StepReport) -> int:
+        """What a step brought to its requests. Returns how many tokens of it clients get."""
+        timing = report.timing if worker.is_here else None
+        ended_at = self._now() if timing is None else timing.ended_at
+        num_tokens = 0
+        last_token_at: list[float] = []  # of the requests that get a further one
+        for delta in report.deltas:
+            attempt = self._attempts.get((delta.key, delta.epoch))
+            num_read = 0 if attempt is None else self._deliver(worker, attempt, delta, report, ended_at)
+            if attempt is not None and num_read:
+                num_tokens += num_read
+                if (before := attempt.request_times.next_token(ended_at)) is not None:
+                    last_token_at.append(before)
+        self._metrics.requests.tokens_followed(ended_at, last_token_at)
+        return num_tokens
+
+    def _deliver(
+        self, worker: Worker, attempt: Attempt, delta: TokenDelta, report: StepReport, ended_at: float
+    ) -> int:
+        """To one attempt. Returns how many tokens of it the client gets."""
         if attempt.pass_on(delta):
             return len(delta.token_ids)
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
         arrival = Arrival(delta, worker.incarnation, report.timing)
+        if delta.cached_tokens is not None and attempt.stage.computed_at is None:
+            _note_prefill(attempt.stage, worker, arrival, ended_at)
         num_tokens = attempt.arrive(arrival)
         if attempt.computes(arrival):
             has_choice = self._fleet.has_other_decode(attempt.prefill, attempt.decode)
@@ -74,6 +93,8 @@ class Attempts:
         """A prefill end has sent all of a prompt."""
         self._metrics.kv_bytes_pushed.inc(sent.kv_bytes)
         attempt = self._attempts.get(sent.id)
+        if attempt is not None:
+            attempt.stage.kv_bytes, attempt.stage.link_s = sent.kv_bytes, sent.link_s
         if attempt is not None and sent.kv_bytes:
             self._planner.tell(Pushed(prefill, attempt.decode, sent.kv_bytes, sent.link_s))
 
@@ -103,7 +124,7 @@ class Attempts:
         """Only where both ends read the same clock."""
         prefill = self._fleet.get(attempt.prefill)
         if prefill is not None and prefill.register.host == decided.host:
-            attempt.times.received_at = decided.received_at
+            attempt.times.received_at = attempt.stage.received_at = decided.received_at
             self._observe_handoff(attempt)
 
     def _observe_handoff(self, attempt: Attempt) -> None:
@@ -122,7 +143,7 @@ class Attempts:
     @contextmanager
     def account_for(self, life: RequestLife) -> Iterator[None]:
         """Count an open request, and how it ended; who has read the last output may well not ask for more."""
-        outcome = "cancelled"
+        outcome: RequestOutcome = "cancelled"
         self.open_requests += 1
         try:
             yield
@@ -131,13 +152,13 @@ class Attempts:
             raise
         finally:
             self.open_requests -= 1
-            self._metrics.requests.labels("finished" if life.finished else outcome).inc()
+            self._metrics.requests.ended(_ended(life, "finished" if life.finished else outcome))
 
     def output_passed(self, life: RequestLife) -> None:
         """The first of each request is its time to first token."""
         if not life.had_output:
             life.had_output = True
-            self._metrics.ttft_s.observe(self._now() - life.began_at)
+            self._metrics.requests.ttft_s.observe(self._now() - life.times.began_at)
 
     async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
         request = PlanRequest(
@@ -200,6 +221,7 @@ class Attempts:
 
     def open_attempt(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
+        attempt.stage.planned_at = self._now()
         if attempt.epoch > 0:
             self._metrics.retries.inc()
         if attempt.is_remote:
@@ -210,6 +232,7 @@ class Attempts:
         """The finished prompt of `held` goes on as `attempt`: elsewhere, or on its prefill worker."""
         del self._attempts[held.id]
         self._attempts[attempt.id] = attempt
+        held.stage.ended_at = attempt.stage.planned_at = self._now()
         if attempt.is_remote:
             self._planner.tell(FirstTokenSeen(attempt.key))
             self.transfers.tell(Move(*held.id, attempt.epoch, attempt.prefill, attempt.decode))
@@ -234,6 +257,8 @@ class Attempts:
 
     def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
         del self._attempts[attempt.id]
+        attempt.stage.ended_at = self._now()
+        attempt.stage.reason = "" if finished else reason
         self._planner.tell(RequestEnded(attempt.key, finished))
         if not finished:
             for incarnation in {attempt.prefill, attempt.decode}:
@@ -253,3 +278,22 @@ class Attempts:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _note_prefill(stage: StageTimes, worker: Worker, arrival: Arrival, ended_at: float) -> None:
+    """When the prompt was computed; from when on, as well as this host's clock can tell."""
+    step_s = 0.0 if arrival.timing is None else arrival.timing.duration_s
+    admitted_at = arrival.delta.admitted_at if worker.is_here else None
+    stage.admitted_at = ended_at - step_s if admitted_at is None else admitted_at
+    stage.computed_at = ended_at
+
+
+def _ended(life: RequestLife, outcome: RequestOutcome) -> EndedRequest:
+    return EndedRequest(
+        outcome,
+        life.finish_reason,
+        life.times,
+        prompt_tokens=len(life.request.prompt_ids) // 4,
+        output_tokens=len(life.output_ids),
+        max_tokens=life.sampling.max_tokens,
+    )

@@ -118,8 +118,9 @@ class Dispatcher:
         new_preemptions = report.load.preemptions_total - worker.load.preemptions_total
         self._metrics.vllm_preemptions.inc(new_preemptions)
         self._fleet.heard(worker, report, self._now())
-        num_tokens = sum(self._attempts.deliver(worker, delta, report) for delta in report.deltas)
-        self._metrics.vllm_generation_tokens.inc(num_tokens)
+        self._metrics.vllm_generation_tokens.inc(self._attempts.step(worker, report))
+        if report.timing is not None:
+            self._metrics.requests.step(report.timing.prefill_tokens + report.timing.decode_requests)
         if report.cache is not None:
             self._planner.tell(CacheSeen(worker.incarnation, report.cache))
         self._planner.tell(StepSeen(worker.incarnation, report.load, report.timing))

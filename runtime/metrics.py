@@ -7,31 +7,15 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dynrt.planner.plan import RefusalKind
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import EngineLoad
+from dynrt.runtime.request_metrics import RequestMetrics
 from dynrt.transfer.events import Cause
 from dynrt.transfer.ledger_effects import Outcome
 
 Retargeted = Literal["moved", "local", "rejected"]  # to another decode worker, nowhere, or turned away
 
 EXPOSED_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-LATENCY_BUCKETS_S = (
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-)
 
 
 class Metrics:
@@ -39,21 +23,18 @@ class Metrics:
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
+        self._vllm_labels = {"model_name": model, "engine": "0"}  # to its readers, all engines are one
+        self.requests = RequestMetrics(self._vllm_labels, self.registry)
         self._add_requests(self.registry)
         self._add_handoffs(self.registry)
         self._add_planner(self.registry)
         self._add_workers(self.registry)
-        self._add_vllm_names(model, self.registry)
+        self._add_http(self.registry)
+        self._add_vllm_names(self.registry)
         self._show_zeros()
 
     def _add_requests(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "dynrt_requests", "Requests by how they ended", ["outcome"], registry=registry
-        )
         self.retries = Counter("dynrt_request_retries", "Requests moved to other workers", registry=registry)
-        self.ttft_s = Histogram(
-            "dynrt_ttft_seconds", "Time to first token", buckets=LATENCY_BUCKETS_S, registry=registry
-        )
         self.open_requests = Gauge("dynrt_open_requests", "Requests being served", registry=registry)
         self.prefill_tokens = Counter(
             "dynrt_prefill_tokens", "Prompt tokens by where their KV came from", ["source"], registry=registry
@@ -138,13 +119,26 @@ class Metrics:
         self.workers = Gauge("dynrt_workers", "Registered workers by role", ["role"], registry=registry)
         self.worker_losses = Counter("dynrt_worker_losses", "Workers that ended", ["role"], registry=registry)
         self.blocks = Gauge("dynrt_kv_blocks", "KV blocks by state", ["worker", "state"], registry=registry)
+        self.worker_requests = Gauge(
+            "dynrt_worker_requests", "Requests in an engine by state", ["worker", "state"], registry=registry
+        )
 
-    def _add_vllm_names(self, model: str, registry: CollectorRegistry) -> None:
+    def _add_http(self, registry: CollectorRegistry) -> None:
+        self.http_requests = Counter(
+            "dynrt_http_requests", "HTTP requests by route and status", ["route", "status"], registry=registry
+        )
+        self.http_connections = Gauge(
+            "dynrt_http_connections", "Open connections of clients", registry=registry
+        )
+
+    def _add_vllm_names(self, registry: CollectorRegistry) -> None:
+        labels = self._vllm_labels
+
         def counter(name: str, text: str) -> Counter:
-            return Counter(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+            return Counter(f"vllm:{name}", text, list(labels), registry=registry).labels(**labels)
 
         def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, ["model_name"], registry=registry).labels(model)
+            return Gauge(f"vllm:{name}", text, list(labels), registry=registry).labels(**labels)
 
         self.vllm_prompt_tokens = counter("prompt_tokens", "Prompt tokens processed")
         self.vllm_generation_tokens = counter("generation_tokens", "Tokens generated")
@@ -181,7 +175,10 @@ class Metrics:
     def show_loads(self, loads: dict[str, EngineLoad]) -> None:
         """Set the gauges that come from the engines, by worker id."""
         self.blocks.clear()
+        self.worker_requests.clear()
         for worker, load in loads.items():
+            self.worker_requests.labels(worker, "running").set(load.running_requests)
+            self.worker_requests.labels(worker, "waiting").set(load.waiting_requests)
             self.blocks.labels(worker, "active").set(load.blocks_active)
             self.blocks.labels(worker, "cached").set(load.blocks_cached)
             self.blocks.labels(worker, "total").set(load.blocks_total)
@@ -189,6 +186,12 @@ class Metrics:
         self.vllm_kv_usage.set(sum(load.blocks_active for load in loads.values()) / max(1, total))
         self.vllm_running.set(sum(load.running_requests for load in loads.values()))
         self.vllm_waiting.set(sum(load.waiting_requests for load in loads.values()))
+
+    def count_http(self, counts: HttpCounts) -> None:
+        """What an endpoint has answered since it said so last."""
+        for (route, status), count in counts.answers:
+            self.http_requests.labels(route, str(status)).inc(count)
+        self.http_connections.inc(counts.connections)
 
     def text(self) -> bytes:
         """In Prometheus' exposition format."""

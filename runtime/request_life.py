@@ -14,6 +14,7 @@ import msgspec
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError, NoRoomError
 from dynrt.runtime.errors import NoWorkerError, WorkerLostError
 from dynrt.runtime.messages import (
+    FinishReason,
     Purpose,
     SamplingParams,
     Submit,
@@ -22,6 +23,7 @@ from dynrt.runtime.messages import (
     TokenLogprob,
     pack_ids,
 )
+from dynrt.runtime.request_times import RequestTimes
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, LocalPrefill
 
 log = logging.getLogger("dynrt.request")
@@ -80,15 +82,19 @@ class RequestLife:
         self.local_prefill = local_prefill
         self.output_ids = array("I")  # a list would take ten times as much for each token of a long stream
         self.chars_sent = 0
-        self.finished = False
+        self.finish_reason: FinishReason | None = None
         self.is_admitted = False  # from its first plan on: it may move, but is not turned away any more
         self.cached_tokens: int | None = None
-        self.began_at = asyncio.get_running_loop().time()
+        self.times = RequestTimes(asyncio.get_running_loop().time())
         self.had_output = False
         self._placement = placement
         self._sink = sink
         self._epochs = itertools.count()
         self._without_room: frozenset[str] = frozenset()  # decode workers, for the prompt computed last
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
     @property
     def known_ids(self) -> bytes:
@@ -105,7 +111,7 @@ class RequestLife:
             self._attempt = await self._start(excluded, no_worker_wait_s)
             try:
                 async for output in self._stream():
-                    self.finished = output.finish_reason is not None
+                    self.finish_reason = output.finish_reason
                     yield output
                 if self.finished:
                     return
@@ -140,6 +146,7 @@ class RequestLife:
             self.chars_sent,
             route.first_token_from,
             len(self.output_ids),
+            self.times,
         )
         if self._sink is not None:
             attempt.take = self._pass_on
@@ -151,6 +158,7 @@ class RequestLife:
         route = await self._placement.plan_move(self, held, self._without_room)
         is_local = route.decode == held.prefill
         attempt = self._attempt_on(route) if is_local else held.moved(next(self._epochs), route.decode)
+        attempt.inherit(held)
         self._placement.move_attempt(held, attempt)
         self._placement.tell(attempt.decode, self._submit(attempt, "generate" if is_local else "reserve"))
         return attempt

@@ -7,6 +7,7 @@ import itertools
 
 from dynrt.runtime.channel import Channel
 from dynrt.runtime.errors import AskTimeoutError, NoWorkerError
+from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import EngineLoad, Register, Role, Status, StatusRequest, ToEngine
 from dynrt.runtime.spawner import Process
 
@@ -21,6 +22,7 @@ class Worker:
         self.incarnation = register.incarnation
         self.register = register
         self.process = process  # None: on another host
+        self.is_here = register.host == host_id()  # its clock is ours
         self.heard_at = now
         self.step_age_s = 0.0
         self.transfer_age_s = 0.0

@@ -26,13 +26,13 @@ def lines(metrics: Metrics) -> dict[str, float]:
         'dynrt_prefill_tokens_total{source="cached"}',
         'dynrt_plans_total{kind="remote"}',
         'dynrt_plans_total{kind="local"}',
-        'vllm:num_requests_running{model_name="tiny"}',
-        'vllm:num_requests_waiting{model_name="tiny"}',
-        'vllm:kv_cache_usage_perc{model_name="tiny"}',
-        'vllm:prompt_tokens_total{model_name="tiny"}',
-        'vllm:generation_tokens_total{model_name="tiny"}',
-        'vllm:prefix_cache_queries_total{model_name="tiny"}',
-        'vllm:prefix_cache_hits_total{model_name="tiny"}',
+        'vllm:num_requests_running{engine="0",model_name="tiny"}',
+        'vllm:num_requests_waiting{engine="0",model_name="tiny"}',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"}',
+        'vllm:prompt_tokens_total{engine="0",model_name="tiny"}',
+        'vllm:generation_tokens_total{engine="0",model_name="tiny"}',
+        'vllm:prefix_cache_queries_total{engine="0",model_name="tiny"}',
+        'vllm:prefix_cache_hits_total{engine="0",model_name="tiny"}',
     ],
 )
 def test_name_is_there_before_anything_was_counted(name: str) -> None:
@@ -51,11 +51,11 @@ def test_loads_are_summed_and_those_of_lost_workers_vanish() -> None:
     load = EngineLoad(2, 3, blocks_total=10, blocks_active=4, blocks_cached=1, preemptions_total=1)
     metrics.show_loads({"prefill-0": load, "decode-0": load})
     shown = lines(metrics)
-    assert shown['vllm:num_requests_waiting{model_name="tiny"}'] == 4.0
-    assert shown['vllm:num_requests_running{model_name="tiny"}'] == 6.0
-    assert shown['vllm:kv_cache_usage_perc{model_name="tiny"}'] == pytest.approx(0.4)
+    assert shown['vllm:num_requests_waiting{engine="0",model_name="tiny"}'] == 4.0
+    assert shown['vllm:num_requests_running{engine="0",model_name="tiny"}'] == 6.0
+    assert shown['vllm:kv_cache_usage_perc{engine="0",model_name="tiny"}'] == pytest.approx(0.4)
     assert shown['dynrt_kv_blocks{state="active",worker="decode-0"}'] == 4.0
     metrics.show_loads({"prefill-0": load})
     assert 'dynrt_kv_blocks{state="active",worker="decode-0"}' not in lines(metrics)
     metrics.show_loads({})
-    assert lines(metrics)['vllm:kv_cache_usage_perc{model_name="tiny"}'] == 0.0
+    assert lines(metrics)['vllm:kv_cache_usage_perc{engine="0",model_name="tiny"}'] == 0.0
