@@ -90,6 +90,16 @@ def test_a_decode_worker_that_samples_is_told_no_token_and_its_client_is_told_wh
     assert (first.token_ids, first.cached_tokens, second.cached_tokens) == ([8], 5, None)
 
 
+def test_a_prefill_worker_that_decodes_on_does_not_count_its_own_prompt_as_cached() -> None:
+    held = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
+    held.arrive(Arrival(TokenDelta(KEY, 3, [7], "abc", cached_tokens=5), "p", None))
+    stays = Attempt(KEY, 4, "p", "p", 10)
+    stays.inherit(held)
+    for _ in range(2):
+        stays.arrive(Arrival(TokenDelta(KEY, 4, [8], "d", cached_tokens=30), "p", None))
+    assert stays._arrivals[0].delta.cached_tokens == 5
+
+
 def test_a_moved_attempt_knows_what_prefill_sampled() -> None:
     attempt = remote()
     attempt.first_token(arrival(7, "p", "abc"))
