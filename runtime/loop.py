@@ -1,8 +1,9 @@
-"""Which event loop a process of the runtime runs on."""
+"""What a process of the runtime wants of Python: which event loop, and what its garbage collector need not look at."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 
@@ -13,3 +14,9 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def freeze_start() -> None:
+    """Call once everything is up. What has been loaded stays; to walk through it takes the loop 40 ms each time."""
+    gc.collect()
+    gc.freeze()

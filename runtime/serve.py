@@ -22,7 +22,7 @@ from dynrt.runtime.http.listen import hold_port, url_of
 from dynrt.runtime.http.options import EndpointOptions
 from dynrt.runtime.http.server import HttpServer, check_options
 from dynrt.runtime.logs import set_up_logs
-from dynrt.runtime.loop import loop_factory
+from dynrt.runtime.loop import freeze_start, loop_factory
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.open_files import allow_many
 from dynrt.runtime.requests import GenerateRequest
@@ -155,7 +155,8 @@ async def _serves(runtime: Runtime) -> None:
     while True:
         await runtime.engine_joined()
         with suppress(NoWorkerError):
-            return await _probe(runtime)
+            await _probe(runtime)
+            return freeze_start()
 
 
 async def _probe(runtime: Runtime) -> None:

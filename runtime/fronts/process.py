@@ -23,7 +23,7 @@ from dynrt.runtime.fronts.messages import (
 )
 from dynrt.runtime.http.server import HttpServer
 from dynrt.runtime.logs import set_up_logs
-from dynrt.runtime.loop import loop_factory
+from dynrt.runtime.loop import freeze_start, loop_factory
 from dynrt.runtime.offload import ThreadOffload
 from dynrt.runtime.open_files import allow_many
 from dynrt.runtime.prompts import PromptEncoder
@@ -64,6 +64,7 @@ class _Front:
 
     async def _serve(self) -> None:
         self._link.send(Hello())
+        freeze_start()
         await self._has_state.wait()  # if it never comes, the runtime ends this process
         await self._server.start(self._settings.host, self._settings.port, shared=True)
         self._link.send(Listening())

@@ -107,7 +107,7 @@ def _generate_request(
 
 async def serve(request: web.Request, prepare: Prepare, ending: Ending = OPENAI_ENDING) -> web.StreamResponse:
     """Answer `request`. Until a stream's first event is out, errors are raised; then they end the stream."""
-    async with EventStream(request, ending) as events:
+    with EventStream(request, ending) as events:
         try:
             return await _run(request, prepare, events)
         except ClientLeftError:

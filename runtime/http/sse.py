@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -63,7 +64,7 @@ OPENAI_ENDING = Ending(DONE, lambda error, request_id: data_event(encode_error(e
 
 
 class EventStream:
-    """`send` is for one task; the watcher beside it, which ends with the context, pings and cuts.
+    """`send` is for one task; a timer, which ends with the context, pings and cuts.
 
     A started stream is a requests.FrameSink: `take` needs no task and does not wait.
     """
@@ -72,41 +73,43 @@ class EventStream:
         self._request = request
         self._ending = ending
         self._loop = asyncio.get_running_loop()
-        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._finished = False
         self._writing = False
         self._last_event_s = 0.0
         self._record = record_of(request)
         self._transport = request.transport
-        self.response = web.StreamResponse(headers=HEADERS)
-        if request.version < HttpVersion11:
-            self.response.force_close()  # such a stream has no end but the connection's
-        else:
-            self.response.enable_chunked_encoding()
+        self._is_chunked = request.version >= HttpVersion11
 
-    async def __aenter__(self) -> Self:
+    @cached_property
+    def response(self) -> web.StreamResponse:
+        """Made when it is needed: most answers are no streams."""
+        response = web.StreamResponse(headers=HEADERS)
+        if self._is_chunked:
+            response.enable_chunked_encoding()
+        else:
+            response.force_close()  # such a stream has no end but the connection's
+        return response
+
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._watcher is None:
-            return
-        self._watcher.cancel()
-        [outcome] = await asyncio.gather(self._watcher, return_exceptions=True)
-        if isinstance(outcome, Exception):
-            raise outcome
+        if self._timer is not None:
+            self._timer.cancel()
 
     @property
     def started(self) -> bool:
         """Whether the status line is out, so that an error can only be an event."""
-        return self._watcher is not None
+        return self._timer is not None
 
     async def send(self, events: bytes) -> None:
         """Send `events` in one write, behind status line and headers if they are the first."""
-        if self._watcher is None:
+        if self._timer is None:
             await self.response.prepare(self._request)
-            self._watcher = asyncio.create_task(self._watch())
+            self._timer = self._loop.call_later(PING_S, self._look)
             await self._write_watched(self.response.write(events))
         else:
             await self._write(events)
@@ -115,7 +118,7 @@ class EventStream:
         """Send `frames` now, without waiting; False if the stream has not started or its reader is slow."""
         transport = self._transport
         if (
-            self._watcher is None
+            self._timer is None
             or transport is None
             or transport.is_closing()
             or transport.get_write_buffer_size() > HIGH_WATER_BYTES
@@ -149,7 +152,7 @@ class EventStream:
 
     def _framed(self, events: bytes) -> bytes:
         """One chunk of the body; HTTP/1.0 has none."""
-        return b"%x\r\n%b\r\n" % (len(events), events) if self.response.chunked else events
+        return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
 
     async def _write_watched(self, write: Awaitable[None]) -> None:
         self._note_write(True)
@@ -164,21 +167,17 @@ class EventStream:
         self._writing = writing
         self._last_event_s = self._loop.time()
 
-    async def _watch(self) -> None:
+    def _look(self) -> None:
         """Ping a silent stream; abort the connection of a stalled one, which cancels the request's handler."""
-        while True:
-            limit_s = STALL_S if self._writing else PING_S
-            left_s = self._last_event_s + limit_s - self._loop.time()
-            if left_s > 0:
-                await asyncio.sleep(min(left_s, PING_S))
-            elif self._writing:
-                return self._cut()
-            else:
-                await self._ping()
-
-    async def _ping(self) -> None:
-        with suppress(ClientLeftError):  # then the handler is being cancelled, and this task with it
-            await self._write(PING)
+        limit_s = STALL_S if self._writing else PING_S
+        left_s = self._last_event_s + limit_s - self._loop.time()
+        if left_s <= 0 and self._writing:
+            return self._cut()
+        if left_s <= 0:
+            self.take(PING, [])
+            left_s = PING_S
+        self._timer = self._loop.call_later(min(left_s, PING_S), self._look)
+        return None
 
     def _cut(self) -> None:
         self._record.outcome = "client_stalled"
