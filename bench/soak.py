@@ -38,10 +38,10 @@ class Size(msgspec.Struct, frozen=True):
     warmup_requests: int = 10_000
     requests: int = 100_000
     rounds: int = 10
-    round_s: float = 4.0
+    round_s: float = 5.0
 
 
-QUICK = Size(holds=1, warmup_requests=2000, requests=8000, rounds=3, round_s=2.0)
+QUICK = Size(holds=1, warmup_requests=2000, requests=4000, rounds=3, round_s=4.0)
 
 
 def main() -> int:
@@ -63,7 +63,8 @@ async def _bench(size: Size, as_json: bool) -> int:
             await _hold_connections(server, size, report)
         async with serving_sim(model, "--speedup", 50) as server:
             await _many_requests(server, size, report)
-        async with serving_sim(model, "--speedup", 0.5) as server:
+        # Of a real model's tokenizer: that of a random one makes four times as many tokens of a text.
+        async with serving_sim("smollm2-135m", "--speedup", 0.5) as server:
             await _huge_prompt(server, size, report)
     print(f"soak: {time.perf_counter() - began_at:.0f} s", file=sys.stderr)
     return finish(report, as_json)
@@ -146,44 +147,37 @@ async def _load(server: ServeCommand, requests: int, seed: int) -> Outcome:
 
 
 async def _huge_prompt(server: ServeCommand, size: Size, report: Report) -> None:
-    """Rounds without and with it take turns. It is too long for the model: all the work is the endpoint's."""
+    """Rounds without and with one take turns. It is too long for the model: all the work is the endpoint's."""
     streams = await open_many(server.port, [post_chat(f"stream {i}", 8000) for i in range(32)], OPEN_S)
     huge = post_chat(LONG_TEXT, 1)
-    quiet_ms, beside_ms, sent = [], [], 0
+    quiet_ms, beside_ms = [], []
     for _ in range(size.rounds):
         quiet_ms.append(await _p99_gap_ms(streams, size.round_s))
-        asking = asyncio.create_task(_ask_until(server.port, huge, time.perf_counter() + size.round_s))
+        asking = asyncio.create_task(_refused_as_too_long(server.port, huge))
         beside_ms.append(await _p99_gap_ms(streams, size.round_s))
-        sent += await asking
+        await asking
     moved_ms = spread([beside - quiet for quiet, beside in zip(quiet_ms, beside_ms, strict=True)])
     report.cases.append(
         {
-            "case": f"prompts of {len(LONG_TEXT) / 1e6:.2f} MB, one behind another, beside 32 streams",
-            "prompts": sent,
+            "case": f"a prompt of {len(LONG_TEXT) / 1e6:.2f} MB beside 32 streams, in {size.round_s:g} s",
             "p99_gap_quiet_ms": spread(quiet_ms),
             "p99_gap_beside_ms": spread(beside_ms),
             "moved_ms": moved_ms,
         }
     )
-    report.bars += [
-        at_least("huge prompts that were answered", sent, "", size.rounds),
-        at_most("how far they move the streams' p99", moved_ms.median, "ms", DELAY_LIMIT_MS),
-    ]
+    report.bars.append(
+        at_most("how far a huge prompt moves the streams' p99", moved_ms.median, "ms", DELAY_LIMIT_MS)
+    )
     for one in streams:
         one.transport.abort()
 
 
-async def _ask_until(port: int, request: bytes, until_s: float) -> int:
-    """Send it again and again, each time when the last one is answered (400: too long). Returns how often."""
-    asked = 0
-    while time.perf_counter() < until_s:
-        connection = await Connection.open(port)
-        status = await connection.ask(request, ANSWER_S)
-        connection.transport.abort()
-        if status != 400:
-            raise ValueError(f"a prompt that is too long was answered with status {status}")
-        asked += 1
-    return asked
+async def _refused_as_too_long(port: int, request: bytes) -> None:
+    connection = await Connection.open(port)
+    status = await connection.ask(request, ANSWER_S)
+    connection.transport.abort()
+    if status != 400:
+        raise ValueError(f"a prompt that is too long was answered with status {status}")
 
 
 async def _p99_gap_ms(streams: list[Connection], for_s: float) -> float:

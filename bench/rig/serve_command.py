@@ -33,7 +33,7 @@ class ServeCommand:
 
 
 @asynccontextmanager
-async def serving_sim(model: Path, *arguments: object) -> AsyncIterator[ServeCommand]:
+async def serving_sim(model: Path | str, *arguments: object) -> AsyncIterator[ServeCommand]:
     """Ready, with its log on standard error. Raises TimeoutError if it is not within START_S."""
     process = await asyncio.create_subprocess_exec(
         *dynrt_command(), "serve", str(model), "--port", "0", "--engine", "sim", *map(str, arguments),
