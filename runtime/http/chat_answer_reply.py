@@ -70,7 +70,11 @@ class ChatAnswerReply(ChatReply, frozen=True):
             deltas = [openai.Delta()]  # no content yet: there may be none but calls
         if first:
             deltas[0] = msgspec.structs.replace(deltas[0], role="assistant")
-        chunks = [self._chunk([choice], usage) for choice in self._told_with_tokens(index, output, deltas)]
+        told_ids = self._prompt_token_ids() if first and index == 0 else UNSET
+        chunks: list[bytes] = []
+        for choice in self._told_with_tokens(index, output, deltas):
+            chunks.append(self._chunk([choice], usage, told_ids))
+            told_ids = UNSET
         if finish is not None:
             word = _finish_with_calls(finish, has_calls=answer.has_calls)
             end = openai.ChunkChoice(openai.Delta(), word, output.stop_reason, index)

@@ -150,6 +150,16 @@ async def test_log_probabilities_of_all_tokens_are_told(
     assert joined(choices[:-1]) == {"content": "Yes", "reasoning_content": "Hm.", "tool_calls": []}
 
 
+async def test_ids_of_all_tokens_are_told(client: aiohttp.ClientSession, backend: ToolBackend) -> None:
+    async with client.post(PATH, json=chat(tools=[TOOL], stream=True, return_token_ids=True)) as response:
+        *chunks, _done = events_of(await response.read())
+    assert chunks[0]["prompt_token_ids"] == [ord("h"), ord("i")]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+    token_ids = [i for chunk in chunks for choice in chunk["choices"] for i in choice.get("token_ids", [])]
+    outputs = [step for step in backend.script if isinstance(step, GenerateOutput)]
+    assert token_ids == [i for output in outputs for i in output.token_ids]
+
+
 async def test_reasoning_that_the_prompt_opens(client: aiohttp.ClientSession, backend: ToolBackend) -> None:
     backend.prompt_end = "<|assistant|><think>\n"
     backend.says("Hm.</think>Yes")
