@@ -46,7 +46,10 @@ class Placement(Protocol):
         """Raises NoWorkerError."""
 
     async def plan_move(self, life: RequestLife, held: Attempt, tried: frozenset[str]) -> Route:
-        """For a finished prompt that the decode workers `tried` have no room for. Raises OverloadedError, AttemptError."""
+        """For a finished prompt for which the decode workers `tried` have no room.
+
+        The prefill worker twice, if it must decode by itself. Raises OverloadedError, AttemptError.
+        """
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until a worker or a pair comes, or so long."""
