@@ -39,7 +39,7 @@ def test_an_engine_that_dies_between_introduction_and_connection(
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**16))
 def test_no_request_vanishes_while_workers_come_and_go(tiny_model_dir: Path, seed: int) -> None:
-    """One worker a second joins, and one leaves, dies or hangs; requests vanish elsewhere after their worker was chosen."""
+    """Once a second a worker joins, and one leaves, dies or hangs: elsewhere, requests planned on it are forgotten."""
 
     async def main() -> None:
         world = SimWorld(tiny_model_dir, seed)
