@@ -65,7 +65,7 @@ class Fronts:
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_ending = False
-        self._is_stopping = False
+        self._drain: Drain | None = None  # once they are to end
 
     async def __aenter__(self) -> Self:
         """Returns once all of them listen."""
@@ -79,7 +79,7 @@ class Fronts:
         self._tasks.append(self._group.create_task(self._watch(), name="fronts' states"))
         try:
             for event in listening:
-                await event.wait()  # each has its deadline in _keep
+                await event.wait()  # one that does not come to listen is killed, which cancels this
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -107,8 +107,8 @@ class Fronts:
 
     async def stop(self, drain_s: float) -> None:
         """Each takes nothing new, finishes what it serves within `drain_s`, and ends."""
-        self._is_stopping = True
-        self._tell_all(Drain(drain_s))
+        self._drain = Drain(drain_s)
+        self._tell_all(self._drain)
         ends = [asyncio.ensure_future(front.process.exited()) for front in self._fronts.values()]
         if ends:
             await asyncio.wait(ends, timeout=drain_s + STOP_GRACE_S)
@@ -118,12 +118,11 @@ class Fronts:
         policy = RestartPolicy()
         while True:
             name = f"front-{number}-{secrets.token_hex(4)}"
-            ever_listened = listens.is_set()
             status = await self._run(name, listens)
-            if self._is_stopping:
+            if self._drain is not None:
                 return
             log.warning("front ended", extra={"front": name, "status": status})
-            if not (ever_listened or listens.is_set()):
+            if not listens.is_set():
                 raise ConfigError(
                     f"front {number} ended with status {status} before it listened; it says why above"
                 )
@@ -134,13 +133,12 @@ class Fronts:
 
     async def _run(self, name: str, listens: asyncio.Event) -> int:
         """One process from its start to its end, whose status is returned."""
-        session = FrontSession(self._runtime, lambda message: self._tell(name, message))
-        session.listens = listens
+        session = FrontSession(self._runtime, lambda message: self._tell(name, message), listens)
         process = self._spawn(
             msgspec.structs.replace(self._settings, name=name, address=self._router.address)
         )
         self._fronts[name] = _Front(process, session)
-        session.heard_at += START_S
+        session.heard_at += START_S  # it has that much longer for its first word
         try:
             return await process.exited()
         finally:
@@ -169,6 +167,8 @@ class Fronts:
             return
         if isinstance(message, Hello):
             self._tell(name, self._state())
+            if self._drain is not None:
+                self._tell(name, self._drain)  # it was still starting
         front.session.on_message(message)
 
     def _tell_all(self, message: ToFront) -> None:

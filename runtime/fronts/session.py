@@ -39,16 +39,19 @@ class Served(Protocol):
 
 
 class FrontSession:
-    """From a front's start to its end. The number of its requests is bounded by the runtime's own limit."""
+    """From a front's start to its end. The number of its requests is bounded by the runtime's own limit.
 
-    def __init__(self, runtime: Served, send: Callable[[ToFront], None]) -> None:
+    `listens` is set once the front takes connections.
+    """
+
+    def __init__(self, runtime: Served, send: Callable[[ToFront], None], listens: asyncio.Event) -> None:
         self._runtime = runtime
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._items: list[Item] = []
+        self._listens = listens
         self.heard_at = self._loop.time()
-        self.listens = asyncio.Event()
 
     @property
     def open_requests(self) -> int:
@@ -58,7 +61,7 @@ class FrontSession:
         self.heard_at = self._loop.time()
         match message:
             case Listening():
-                self.listens.set()
+                self._listens.set()
             case Hello() | Beat():
                 pass
             case Generate(number, request):

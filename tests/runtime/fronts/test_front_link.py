@@ -72,7 +72,8 @@ class Link:
         self.is_cut = False
         self.to_front: list[ToFront] = []
         self.to_runtime: list[FromFront] = []
-        self.session = FrontSession(runtime, self._send_to_front)
+        self.listens = asyncio.Event()
+        self.session = FrontSession(runtime, self._send_to_front, self.listens)
         self.front = RemoteBackend(None, InlineOffload(), self._send_to_runtime)  # type: ignore[arg-type]
 
     def _send_to_front(self, message: ToFront) -> None:
@@ -187,9 +188,9 @@ async def test_state_and_metrics() -> None:
     link.front.on_message(State([card], None, is_draining=True, is_ending=False))
     assert link.front.models() == [card] and link.front.ready() is None and link.front.draining()
     assert await link.front.metrics() == b"up 1\n"
-    assert not link.session.listens.is_set()
+    assert not link.listens.is_set()
     link.session.on_message(Listening())
-    assert link.session.listens.is_set()
+    assert link.listens.is_set()
 
 
 async def test_metrics_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
