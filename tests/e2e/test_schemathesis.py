@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from client_environment import client_python
 from live_server import embedded
+from tiny_model import write_tiny_model
 
 from dynrt.engines.config import SimConfig
 from dynrt.runtime import RuntimeConfig
@@ -41,18 +42,22 @@ async def passes(schemathesis: Path, url: str, *arguments: object, cwd: Path) ->
     assert process.returncode == 0, output.decode()
 
 
-async def test_every_route(schemathesis: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
-    config = RuntimeConfig(str(tiny_model_dir), engine="sim", sim=SimConfig(speedup=10_000.0))
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """With little context: most of these requests leave out how much is to be generated."""
+    return str(write_tiny_model(tmp_path_factory.mktemp("schemathesis") / "llama", context=128))
+
+
+async def test_every_route(schemathesis: Path, model: str, tmp_path: Path) -> None:
+    config = RuntimeConfig(model, engine="sim", sim=SimConfig(speedup=10_000.0))
     async with embedded(config) as server:
-        await passes(schemathesis, server.url, "--max-examples", 8, cwd=tmp_path)
+        await passes(schemathesis, server.url, "--max-examples", 4, cwd=tmp_path)
 
 
-async def test_generation_on_the_native_engine(
-    schemathesis: Path, tiny_model_dir: Path, tmp_path: Path
-) -> None:
-    config = RuntimeConfig(str(tiny_model_dir), prefill=0, dtype="float32", kv_blocks=512)
+async def test_generation_on_the_native_engine(schemathesis: Path, model: str, tmp_path: Path) -> None:
+    config = RuntimeConfig(model, prefill=0, dtype="float32", kv_blocks=512)
     async with embedded(config) as server:
         routes = "--include-path-regex", "^/v1/.*completions$"
         await passes(
-            schemathesis, server.url, *routes, "--phases", "fuzzing", "--max-examples", 5, cwd=tmp_path
+            schemathesis, server.url, *routes, "--phases", "fuzzing", "--max-examples", 3, cwd=tmp_path
         )
