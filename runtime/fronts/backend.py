@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from dynrt.runtime.errors import AskTimeoutError
 from dynrt.runtime.fronts.messages import (
+    Beat,
     FromFront,
     Generate,
     Item,
@@ -17,6 +18,7 @@ from dynrt.runtime.fronts.messages import (
     MetricsWanted,
     State,
 )
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.offload import Offload
 from dynrt.runtime.prompts import PromptEncoder
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
@@ -73,6 +75,9 @@ class RemoteBackend(Tokenizing):
 
     def draining(self) -> bool:
         return self._state.is_draining
+
+    def count_http(self, counts: HttpCounts) -> None:
+        self._send(Beat(counts))
 
     async def metrics(self) -> bytes:
         """Of the whole runtime, whichever front is asked. Raises AskTimeoutError."""

@@ -7,6 +7,7 @@ import msgspec
 from dynrt.runtime import errors
 from dynrt.runtime.errors import DynrtError, OverloadedError
 from dynrt.runtime.http.options import EndpointOptions
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 
 BEAT_S = 0.5  # between a front's signs of life, and between the runtime's states
@@ -55,7 +56,9 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """Its event loop runs."""
+    """Its event loop runs; and what it has answered since the last one."""
+
+    counts: HttpCounts = HttpCounts()
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):

@@ -77,7 +77,7 @@ class _Front:
 
     async def _beat(self) -> None:
         while True:
-            self._link.send(Beat())
+            self._link.send(Beat(self._server.take_counts()))
             await asyncio.sleep(BEAT_S)
 
     def _on_message(self, message: ToFront) -> None:

@@ -23,6 +23,7 @@ from dynrt.runtime.fronts.messages import (
     MetricsWanted,
     ToFront,
 )
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
 
 log = logging.getLogger("dynrt.fronts")
@@ -34,6 +35,8 @@ class Served(Protocol):
     def generate(
         self, request: GenerateRequest, sink: FrameSink | None = None
     ) -> AsyncGenerator[GenerateOutput, None]: ...
+
+    def count_http(self, counts: HttpCounts) -> None: ...
 
     def metrics_text(self) -> bytes: ...
 
@@ -50,6 +53,7 @@ class FrontSession:
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._items: list[Item] = []
+        self._connections = 0
         self._listens = listens
         self.heard_at = self._loop.time()
 
@@ -62,8 +66,11 @@ class FrontSession:
         match message:
             case Listening():
                 self._listens.set()
-            case Hello() | Beat():
+            case Hello():
                 pass
+            case Beat(counts):
+                self._connections += counts.connections
+                self._runtime.count_http(counts)
             case Generate(number, request):
                 self._start(number, request)
             case Leave(number):
@@ -73,7 +80,8 @@ class FrontSession:
                 self._send(MetricsText(number, self._runtime.metrics_text()))
 
     async def end(self) -> None:
-        """The front is gone: nobody waits for its requests."""
+        """The front is gone: nobody waits for its requests, and its connections are closed."""
+        self._runtime.count_http(HttpCounts([], -self._connections))
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -28,6 +28,7 @@ from dynrt.runtime.fronts.messages import (
     encode,
 )
 from dynrt.runtime.fronts.session import FrontSession
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import Frame, SamplingParams, pack_ids
 from dynrt.runtime.offload import InlineOffload
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
@@ -43,6 +44,7 @@ class ScriptedRuntime:
         self.script = script
         self.requests: list[GenerateRequest] = []
         self.closed = asyncio.Event()
+        self.http_counts: list[HttpCounts] = []
 
     async def generate(
         self, request: GenerateRequest, sink: FrameSink | None = None
@@ -60,6 +62,9 @@ class ScriptedRuntime:
                     assert sink is not None and sink.take(*step)
         finally:
             self.closed.set()
+
+    def count_http(self, counts: HttpCounts) -> None:
+        self.http_counts.append(counts)
 
     def metrics_text(self) -> bytes:
         return b"up 1\n"
@@ -191,6 +196,16 @@ async def test_state_and_metrics() -> None:
     assert not link.listens.is_set()
     link.session.on_message(Listening())
     assert link.listens.is_set()
+
+
+async def test_answers_are_counted_in_the_runtime_and_connections_leave_with_their_front() -> None:
+    runtime = ScriptedRuntime()
+    link = Link(runtime)
+    counts = HttpCounts([(("/v1/models", 200), 3)], connections=2)
+    link.front.count_http(counts)
+    link.front.count_http(HttpCounts([], connections=-1))
+    await link.session.end()
+    assert runtime.http_counts == [counts, HttpCounts([], -1), HttpCounts([], -1)]
 
 
 async def test_metrics_have_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

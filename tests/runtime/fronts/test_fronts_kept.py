@@ -22,6 +22,7 @@ from dynrt.runtime.fronts.messages import (
     ToFront,
 )
 from dynrt.runtime.http.options import EndpointOptions
+from dynrt.runtime.http_counts import HttpCounts
 
 DEADLINE_S = 20.0
 SETTINGS = FrontSettings("", "", "127.0.0.1", 1, "/model", EndpointOptions())
@@ -36,6 +37,9 @@ class StandInRuntime:
 
     def draining(self) -> bool:
         return False
+
+    def count_http(self, counts: HttpCounts) -> None:
+        assert counts.connections == 0
 
 
 class StandIn:
