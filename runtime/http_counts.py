@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 Answer = tuple[str, int]  # (route, HTTP status)
+NO_ROUTE = "none"  # of requests that came to none
 
 
 class HttpCounts(msgspec.Struct, frozen=True, array_like=True):
     """News since the last of them."""
 
-    answers: list[tuple[Answer, int]]
-    connections: int  # opened, less closed
+    answers: list[tuple[Answer, int]] = []
+    connections: int = 0  # opened, less closed
 
 
 class HttpCounter:

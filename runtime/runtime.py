@@ -30,6 +30,7 @@ from dynrt.runtime.errors import (
     OverloadedError,
 )
 from dynrt.runtime.fleet import Fleet
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import SamplingParams, Shutdown, Status
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.model import find_model
@@ -240,6 +241,11 @@ class Runtime:
 
     def draining(self) -> bool:
         return self._draining
+
+    def count_http(self, counts: HttpCounts) -> None:
+        """What an endpoint has answered since it said so last."""
+        if self._is_assembled:
+            self._metrics.count_http(counts)
 
     async def metrics(self) -> bytes:
         return self.metrics_text()

@@ -1,4 +1,4 @@
-"""One event per request on the logger `dynrt.http`; never a prompt, nothing for probes."""
+"""Counts every request; one event for each on the logger `dynrt.http`, but for probes, and never a prompt."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from dynrt.runtime.http.request_record import RequestRecord, record_of
+from dynrt.runtime.http_counts import NO_ROUTE, HttpCounter
 
 log = logging.getLogger("dynrt.http")
+
+HTTP_COUNTER = web.AppKey("http_counter", HttpCounter)
 
 QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics"})
 CLIENT_LEFT_STATUS = 499  # nginx's number for a client that closed before it was answered; never sent
@@ -32,8 +35,15 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
         status = _cut_off(record_of(request))
         raise
     finally:
+        request.app[HTTP_COUNTER].answered(route_of(request), status)
         if request.path not in QUIET_PATHS:
             _write(request, status, asyncio.get_running_loop().time() - started_s)
+
+
+def route_of(request: web.Request) -> str:
+    """The path as the application has it, so that there are few."""
+    resource = request.match_info.route.resource
+    return NO_ROUTE if resource is None else resource.canonical
 
 
 def _cut_off(record: RequestRecord) -> int:

@@ -16,7 +16,7 @@ from dynrt.runtime.http import (
     responses,
     tokenize,
 )
-from dynrt.runtime.http.access_log import Handler, log_access, log_refusal
+from dynrt.runtime.http.access_log import HTTP_COUNTER, Handler, log_access, log_refusal, route_of
 from dynrt.runtime.http.answer_formats import ANSWER_FORMATS, AnswerFormats
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
@@ -24,6 +24,7 @@ from dynrt.runtime.http.envelope import error_response, http_error_response, tol
 from dynrt.runtime.http.guard import GUARD, Guard
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS, OpenRequests
 from dynrt.runtime.http.request_record import record_of
+from dynrt.runtime.http_counts import HttpCounter
 
 GET_ROUTES: dict[str, Handler] = {
     "/v1/models": models.list_models,
@@ -62,6 +63,7 @@ def create_app(
     app[BACKEND] = backend
     app[ANSWER_FORMATS] = answer_formats if answer_formats is not None else AnswerFormats()
     app[OPEN_REQUESTS] = OpenRequests()
+    app[HTTP_COUNTER] = HttpCounter()
     app.on_response_prepare.append(_complete_headers)
     _add_routes(app.router)
     return app
@@ -98,6 +100,7 @@ async def _answer_expect(request: web.Request) -> web.StreamResponse | None:
         if request.method == "POST":
             check_headers(request)
     except DynrtError as error:
+        request.app[HTTP_COUNTER].answered(route_of(request), error.status)
         log_refusal(request, error.status)
         return error_response(error, request)
     if request.version >= HttpVersion11 and request.headers["Expect"].lower() == "100-continue":

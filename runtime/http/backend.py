@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from dynrt.engines.token_bytes import TokenBytes
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 
 
@@ -65,6 +66,10 @@ class Backend(Protocol):
 
     def draining(self) -> bool:
         """Whether the runtime takes no new requests because it is about to end."""
+        ...
+
+    def count_http(self, counts: HttpCounts) -> None:
+        """What the endpoint has answered since it said so last; in the metrics from now on."""
         ...
 
     async def metrics(self) -> bytes:

@@ -14,6 +14,7 @@ from dynrt.runtime.http.access_log import log_refusal
 from dynrt.runtime.http.body import unsupported_encoding
 from dynrt.runtime.http.envelope import error_response, told_to_client
 from dynrt.runtime.http.request_record import record_of
+from dynrt.runtime.http_counts import NO_ROUTE, HttpCounter
 
 log = logging.getLogger("dynrt.http")
 
@@ -26,9 +27,9 @@ MAX_HEADERS = 128
 class Connection(web.RequestHandler):
     """`manager` is the aiohttp server that routes its requests and closes it in the end."""
 
-    __slots__ = ("_unread",)
+    __slots__ = ("_counter", "_unread")
 
-    def __init__(self, manager: web.Server, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, manager: web.Server, loop: asyncio.AbstractEventLoop, counter: HttpCounter) -> None:
         super().__init__(
             manager,
             loop=loop,
@@ -39,7 +40,12 @@ class Connection(web.RequestHandler):
             max_field_size=MAX_LINE_BYTES,
             max_headers=MAX_HEADERS,
         )
+        self._counter = counter
         self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._counter.connected()
 
     def handle_error(
         self,
@@ -56,6 +62,7 @@ class Connection(web.RequestHandler):
         response = error_response(error, request)
         response.headers["X-Request-Id"] = record.request_id
         response.force_close()
+        self._counter.answered(NO_ROUTE, error.status)
         log_refusal(request, error.status)
         return response
 
@@ -84,6 +91,7 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
+        self._counter.disconnected()
         self._forget_unread()
 
     def _forget_unread(self) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from dynrt.runtime.errors import NoWorkerError, OverloadedError
+from dynrt.runtime.http.access_log import HTTP_COUNTER
 from dynrt.runtime.http.backend import BACKEND
 from dynrt.runtime.http.models import json_response
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS
@@ -57,6 +58,7 @@ async def show_version(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
+    request.app[BACKEND].count_http(request.app[HTTP_COUNTER].take())
     return web.Response(body=await request.app[BACKEND].metrics(), headers={"Content-Type": METRICS_TYPE})
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.http.access_log import HTTP_COUNTER
 from dynrt.runtime.http.app import create_app
 from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.certificate import Certificate
@@ -20,6 +21,7 @@ from dynrt.runtime.http.keys import ApiKeys
 from dynrt.runtime.http.listen import BACKLOG, listen_tcp, listen_unix, url_of
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS
 from dynrt.runtime.http.options import EndpointOptions
+from dynrt.runtime.http_counts import HttpCounts
 
 log = logging.getLogger("dynrt.http")
 
@@ -63,12 +65,12 @@ class HttpServer:
         """Accept connections from `listener`, which is already listening."""
         self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
-        manager, loop = self._runner.server, asyncio.get_running_loop()
+        manager, loop, counter = self._runner.server, asyncio.get_running_loop(), self._app[HTTP_COUNTER]
         assert manager is not None
         context = None if self._certificate is None else self._certificate.context
         listen = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
         self._acceptor = await listen(
-            lambda: Connection(manager, loop), sock=listener, ssl=context, backlog=BACKLOG
+            lambda: Connection(manager, loop, counter), sock=listener, ssl=context, backlog=BACKLOG
         )
         self._watcher = asyncio.create_task(self._watch(), name="keys and certificate")
 
@@ -80,6 +82,10 @@ class HttpServer:
                     part.reload()
             except ConfigError as error:
                 log.warning("not reloaded", extra={"reason": error.message})
+
+    def take_counts(self) -> HttpCounts:
+        """What was answered since the last call, for the metrics of a runtime elsewhere."""
+        return self._app[HTTP_COUNTER].take()
 
     def announce_end(self) -> None:
         """Tell load balancers (/ready is 503, answers close their connections) while still taking requests."""

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, ClassVar
 
+from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import FinishReason, TokenLogprob, pack_ids, unpack_ids
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 
@@ -50,6 +51,7 @@ class ScriptedBackend:
         self.cards = [ModelCard(MODEL, created=7, context_length=CONTEXT, vocab_size=VOCAB)]
         self.why_not_ready: str | None = None
         self.is_draining = False
+        self.http_counts: list[HttpCounts] = []
 
     async def generate(
         self, request: GenerateRequest, sink: FrameSink | None = None
@@ -109,6 +111,9 @@ class ScriptedBackend:
 
     def draining(self) -> bool:
         return self.is_draining
+
+    def count_http(self, counts: HttpCounts) -> None:
+        self.http_counts.append(counts)
 
     async def metrics(self) -> bytes:
         return b"dynrt_up 1\n"
