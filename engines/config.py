@@ -43,14 +43,25 @@ class EngineConfig(msgspec.Struct, frozen=True):
     transfer: TransferOptions = TransferOptions()
 
 
+def transfer_options_of(verify: bool, backends: Sequence[str], ucx: Sequence[str]) -> TransferOptions:
+    """What was given as --verify-kv, --nixl-backend NAME and --ucx NAME=VALUE. Raises ConfigError."""
+    defaults = TransferOptions()
+    settings = dict(_pair("--ucx", pair, "UCX_TLS=tcp,cuda_copy") for pair in ucx)
+    for name in settings:
+        if not name.startswith("UCX_"):
+            raise ConfigError(f"--ucx {name} is no setting of UCX; their names begin with UCX_")
+    return TransferOptions(verify=verify, backends=tuple(backends) or defaults.backends, ucx=settings)
+
+
+def _pair(option: str, text: str, example: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise ConfigError(f"{option} is {text!r}; write NAME=VALUE, such as {example}")
+    return name, value
+
+
 def engine_args_of(kind: str, pairs: Sequence[str]) -> dict[str, str]:
     """What was given as --engine-arg KEY=VALUE. Raises ConfigError for what is no pair, or is for no vLLM."""
     if pairs and kind != "vllm":
         raise ConfigError(f"--engine-arg {pairs[0]} is for --engine vllm; --engine is {kind!r}")
-    arguments: dict[str, str] = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not (name and separator):
-            raise ConfigError(f"--engine-arg is {pair!r}; write KEY=VALUE, such as max_model_len=4096")
-        arguments[name] = value
-    return arguments
+    return dict(_pair("--engine-arg", pair, "max_model_len=4096") for pair in pairs)

@@ -10,11 +10,10 @@ import sys
 
 import msgspec
 
-from dynrt.engines.config import EngineConfig, SimConfig, engine_args_of
+from dynrt.engines.config import EngineConfig, SimConfig, engine_args_of, transfer_options_of
 from dynrt.engines.models.resolve import prepare
 from dynrt.engines.vllm.environment import prepare_process
 from dynrt.runtime.logs import set_up_logs
-from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.ucx import ucx_environment
 
 log = logging.getLogger("dynrt.engine")
@@ -54,5 +53,5 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         max_batch_requests=arguments.max_batch_requests,
         engine_args=engine_args_of(arguments.engine, arguments.engine_arg),
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
-        transfer=TransferOptions(verify=arguments.verify_kv),
+        transfer=transfer_options_of(arguments.verify_kv, arguments.nixl_backend, arguments.ucx),
     )

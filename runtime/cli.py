@@ -105,6 +105,20 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="check that all KV arrives as it was sent, by checksums; slow, host memory only",
     )
+    parser.add_argument(
+        "--nixl-backend",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="NIXL backend that carries the KV, such as UCX or LIBFABRIC; may be given several times (default: UCX)",
+    )
+    parser.add_argument(
+        "--ucx",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of UCX for the engines, such as UCX_NET_DEVICES=mlx5_0:1; may be given several times",
+    )
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dynrt.engines.config import SimConfig, engine_args_of
+from dynrt.engines.config import SimConfig, engine_args_of, transfer_options_of
 from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.errors import ConfigError, NoWorkerError
 from dynrt.runtime.fronts.fronts import MAX_FRONTS, Fronts
@@ -27,7 +27,6 @@ from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.open_files import allow_many
 from dynrt.runtime.requests import GenerateRequest
 from dynrt.runtime.runtime import Runtime
-from dynrt.transfer.options import TransferOptions
 
 log = logging.getLogger("dynrt.serve")
 
@@ -64,7 +63,7 @@ def serve(arguments: argparse.Namespace) -> int:
         index_memory_bytes=int(arguments.index_memory * 1e6),
         control=arguments.control,
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
-        transfer=TransferOptions(verify=arguments.verify_kv),
+        transfer=transfer_options_of(arguments.verify_kv, arguments.nixl_backend, arguments.ucx),
     )
     options = endpoint_options(arguments, os.environ)
     check_options(options)

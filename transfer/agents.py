@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynrt.transfer.agent import Agent
+from dynrt.runtime.errors import ConfigError
+from dynrt.transfer.agent import Agent, NixlError
 from dynrt.transfer.faults import FaultyAgent
 from dynrt.transfer.layout import KvGeometry, KvRegion
 from dynrt.transfer.nixl_agent import NixlAgent
@@ -18,11 +19,18 @@ def open_agents(
     regions: Sequence[Sequence[KvRegion]],
     options: TransferOptions,
 ) -> list[Agent]:
-    """Registers the memory at once. Raises NixlError."""
-    return [
-        _wrap(NixlAgent(f"{incarnation}:{rank}", rank, shape, regions[rank]), shape, options)
-        for rank, shape in enumerate(geometry)
-    ]
+    """Registers the memory at once. Raises ConfigError if NIXL cannot be set up as the options say."""
+    try:
+        return [
+            _wrap(
+                NixlAgent(f"{incarnation}:{rank}", rank, shape, regions[rank], options.backends),
+                shape,
+                options,
+            )
+            for rank, shape in enumerate(geometry)
+        ]
+    except NixlError as error:
+        raise ConfigError(f"{error}; --nixl-backend and --ucx say how it is set up") from error
 
 
 def _wrap(agent: Agent, geometry: KvGeometry, options: TransferOptions) -> Agent:

@@ -71,7 +71,14 @@ class _Peer(msgspec.Struct, frozen=True):
 class NixlAgent:
     """`name` must be new in the world: NIXL refuses a second agent of a name it knows. Raises NixlError."""
 
-    def __init__(self, name: str, rank: int, geometry: KvGeometry, regions: Sequence[KvRegion]) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        geometry: KvGeometry,
+        regions: Sequence[KvRegion],
+        backends: Sequence[str] = ("UCX",),
+    ) -> None:
         devices = {region.device for region in regions}
         assert len(regions) == geometry.num_layers and len(devices) == 1, (
             "one region per layer, all on one device"
@@ -84,8 +91,9 @@ class NixlAgent:
         self._unreleased: list[Any] = []  # handles that NIXL would not let go of yet
         self.region_addresses = [region.address for region in regions]
         try:
-            config = nixl.nixl_agent_config(backends=["UCX"], enable_prog_thread=False)
+            config = nixl.nixl_agent_config(backends=list(backends), enable_prog_thread=False)
             self._agent = nixl.nixl_agent(name, config)
+            _check_backends(self._agent, backends)
             memory = [(region.address, region.num_bytes, self._device, "") for region in regions]
             self._registered = self._agent.register_memory(memory, mem_type=self._memory)
             card = AgentCard(self._agent.get_agent_metadata(), self._memory, self._device)
@@ -204,6 +212,14 @@ class NixlAgent:
             self._agent.deregister_memory(self._registered)
         except _NIXL_ERRORS as error:
             log.warning("agent closed with %s", _describe(error))
+
+
+def _check_backends(agent: Any, backends: Sequence[str]) -> None:
+    """NIXL only warns of a plug-in that it does not have. Raises NixlError."""
+    there = agent.get_plugin_list()
+    missing = [name for name in backends if name not in there]
+    if missing:
+        raise NixlError(f"NIXL has no backend {missing[0]!r}; it has {', '.join(sorted(there))}")
 
 
 def _describe(error: Exception) -> str:

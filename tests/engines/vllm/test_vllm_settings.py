@@ -29,7 +29,7 @@ def test_engine_args() -> None:
 
 @pytest.mark.parametrize("pair", ["max_model_len", "=3"])
 def test_engine_arg_that_is_no_pair(pair: str) -> None:
-    with pytest.raises(ConfigError, match=f"--engine-arg is '{pair}'; write KEY=VALUE"):
+    with pytest.raises(ConfigError, match=f"--engine-arg is '{pair}'; write NAME=VALUE"):
         engine_args_of("vllm", [pair])
 
 
