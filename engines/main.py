@@ -21,7 +21,7 @@ log = logging.getLogger("dynrt.engine")
 
 def run_engine(arguments: argparse.Namespace) -> int:
     """Until the runtime or a signal ends it. Raises DynrtError for what cannot be loaded or joined."""
-    set_up_logs()
+    set_up_logs(arguments.log_format)
     config = _config(arguments)
     # UCX reads these when NIXL is imported, which the transfer thread does.
     one_host = not arguments.join.startswith("tcp://")

@@ -163,7 +163,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="where engines join, ipc://PATH or tcp://HOST:PORT (default: a private directory)",
     )
+    _add_log_option(parser)
     parser.set_defaults(run=_serve)
+
+
+def _add_log_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        help="of the log on standard error, one line an event (default: text)",
+    )
 
 
 def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
@@ -240,6 +249,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         help="what the runtime uses it for (default: both)",
     )
     _add_model_options(parser)
+    _add_log_option(parser)
     # From the runtime to the engines that it spawns:
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     parser.add_argument("--spawn-token", default="", help=argparse.SUPPRESS)

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+FORMAT_VARIABLE = "DYNRT_LOG_FORMAT"  # tells processes that are started from here
+LogFormat = Literal["text", "json"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -16,7 +25,7 @@ class EventFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         where = record.name.removeprefix("dynrt.")
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {where}: {record.getMessage()}"
-        fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        fields = _fields(record)
         if fields:
             line += " " + " ".join(f"{name}={_show(value)}" for name, value in fields.items())
         if record.exc_info:
@@ -24,16 +33,43 @@ class EventFormatter(logging.Formatter):
         return line
 
 
+class JsonFormatter(logging.Formatter):
+    """`{"ts":"2026-01-31T12:03:04.567Z","level":"INFO","logger":"dynrt.fleet","msg":"worker registered","pid":123}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        ts = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "ts": ts.removesuffix("+00:00") + "Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "msg": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
 def _show(value: object) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return repr(text) if " " in text or not text.isprintable() else text
 
 
-def set_up_logs(level: int = logging.INFO) -> None:
-    """For processes that are dynrt's own; a program that embeds the runtime keeps its own logging."""
+def set_up_logs(wanted: LogFormat | None = None) -> None:
+    """For processes that are dynrt's own; a program that embeds the runtime keeps its own logging.
+
+    `wanted` None: as the process is told that started this one. Processes started from here do likewise.
+    """
+    if wanted is not None:
+        os.environ[FORMAT_VARIABLE] = wanted
+    is_json = os.environ.get(FORMAT_VARIABLE) == "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(EventFormatter())
+    handler.setFormatter(JsonFormatter() if is_json else EventFormatter())
     logger = logging.getLogger("dynrt")
     logger.handlers[:] = [handler]
-    logger.setLevel(level)
+    logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -37,7 +37,7 @@ PROBE_TIMEOUT_S = 120.0
 
 def serve(arguments: argparse.Namespace) -> int:
     """Until SIGINT or SIGTERM. Raises ConfigError for what cannot work."""
-    set_up_logs()
+    set_up_logs(arguments.log_format)
     allow_many()
     if not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port is {arguments.port}; it can be 0 (any free port) to 65535")

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from dynrt.runtime.http.request_record import RequestRecord, record_of
 from dynrt.runtime.http_counts import NO_ROUTE, HttpCounter
+from dynrt.runtime.trace_context import trace_id_of
 
 log = logging.getLogger("dynrt.http")
 
@@ -37,7 +38,7 @@ async def log_access(request: web.Request, handler: Handler) -> web.StreamRespon
     finally:
         request.app[HTTP_COUNTER].answered(route_of(request), status)
         if request.path not in QUIET_PATHS:
-            _write(request, status, asyncio.get_running_loop().time() - started_s)
+            _write(request, status, started_s)
 
 
 def route_of(request: web.Request) -> str:
@@ -58,19 +59,23 @@ def _cut_off(record: RequestRecord) -> int:
 def log_refusal(request: web.BaseRequest, status: int) -> None:
     """One that the middlewares do not see: refused ahead of them."""
     record_of(request).outcome = "failed"
-    _write(request, status, 0.0)
+    _write(request, status, asyncio.get_running_loop().time())
 
 
-def _write(request: web.BaseRequest, status: int, duration_s: float) -> None:
+def _write(request: web.BaseRequest, status: int, started_s: float) -> None:
     record = record_of(request)
-    fields = {
+    fields: dict[str, object] = {
         "method": request.method,
         "path": request.rel_url.raw_path[:MAX_PATH_CHARS],
         "status": status,
         "outcome": record.outcome,
-        "duration_s": duration_s,
+        "duration_s": asyncio.get_running_loop().time() - started_s,
         "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,
         "request": record.request_id,
     }
+    if record.first_output_at is not None:
+        fields["ttft_s"] = record.first_output_at - started_s
+    if record.traceparent:
+        fields["trace_id"] = trace_id_of(record.traceparent)
     log.info("request", extra=fields)

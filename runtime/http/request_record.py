@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import defaultdict
 from typing import Literal
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from dynrt.runtime.http.openai_types import PromptTokensDetails, Usage
 from dynrt.runtime.requests import GenerateOutput
+from dynrt.runtime.trace_context import valid_traceparent
 
 MAX_REQUEST_ID_CHARS = 128
 
@@ -21,9 +23,11 @@ class RequestRecord(msgspec.Struct):
     """Filled in as the request goes on; read by the access log and for `usage`."""
 
     request_id: str
+    traceparent: str = ""  # the client's, if it sent one
     prompt_tokens: int = 0  # of all prompts, whatever the number of choices for each
     output_tokens: int = 0  # of all choices
     outcome: Outcome = "answered"
+    first_output_at: float | None = None  # in the loop's time
     sent_status: int | None = None  # once a stream is written to its end
     cached_by_prompt: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))
 
@@ -34,6 +38,8 @@ class RequestRecord(msgspec.Struct):
 
     def count(self, output: GenerateOutput, prompt: int) -> None:
         """Note an output of a choice for prompt number `prompt`."""
+        if self.first_output_at is None:
+            self.first_output_at = asyncio.get_running_loop().time()
         self.output_tokens += len(output.token_ids)
         if output.cached_tokens > self.cached_by_prompt[prompt]:
             self.cached_by_prompt[prompt] = output.cached_tokens
@@ -54,7 +60,10 @@ def record_of(request: web.BaseRequest) -> RequestRecord:
     """The request's one record, made at first use."""
     record = request.get(_RECORD)
     if record is None:
-        record = RequestRecord(_request_id(request.headers.get("X-Request-Id", "")))
+        headers = request.headers
+        record = RequestRecord(
+            _request_id(headers.get("X-Request-Id", "")), valid_traceparent(headers.get("traceparent", ""))
+        )
         request[_RECORD] = record
     return record
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -31,8 +30,6 @@ from dynrt.runtime.http.request_record import RequestRecord, record_of
 from dynrt.runtime.http.sse import OPENAI_ENDING, ClientLeftError, Ending, EventStream
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
-
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -91,7 +88,6 @@ def shown(asked: Parameters, backend: Backend, logprobs: int | None) -> Shown:
 def _generate_request(
     request: web.Request, asked: Parameters, card: ModelCard, prompt_ids: bytes, sampling: SamplingParams
 ) -> GenerateRequest:
-    traceparent = request.headers.get("traceparent", "")
     return GenerateRequest(
         prompt_ids=prompt_ids,
         sampling=sampling,
@@ -100,7 +96,7 @@ def _generate_request(
         salt=asked.salt,
         priority=asked.priority,
         seeded=asked.seeded,
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        traceparent=record_of(request).traceparent,
         local_prefill=asked.local_prefill,
     )
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import subprocess
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
 
-from dynrt.runtime.logs import EventFormatter
+from dynrt.runtime.logs import EventFormatter, JsonFormatter
 
 
-def formatted(message: str, name: str = "dynrt.fleet", **fields: object) -> str:
+def formatted(
+    message: str,
+    name: str = "dynrt.fleet",
+    formatter: type[logging.Formatter] = EventFormatter,
+    **fields: object,
+) -> str:
     record = logging.makeLogRecord({"name": name, "levelname": "INFO", "msg": message, **fields})
-    return EventFormatter().format(record)
+    return formatter().format(record)
 
 
 def test_event_and_its_fields() -> None:
@@ -34,3 +43,40 @@ def test_failure_is_shown_with_its_traceback() -> None:
         line = formatted("failed", exc_info=sys.exc_info())
     assert line.splitlines()[0].endswith("fleet: failed")
     assert line.splitlines()[-1] == "KeyError: 'missing'"
+
+
+def test_json_has_every_field_and_one_line() -> None:
+    at = datetime(2026, 1, 31, 12, 3, 4, 567_000, UTC)
+    fields = {"pid": 12, "age_s": 1.23456, "reason": "a\nb", "path": Path("/x"), "created": at.timestamp()}
+    line = formatted("worker lost", formatter=JsonFormatter, **fields)
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "ts": "2026-01-31T12:03:04.567Z", "level": "INFO", "logger": "dynrt.fleet", "msg": "worker lost",
+        "pid": 12, "age_s": 1.23456, "reason": "a\nb", "path": "/x",
+    }  # fmt: skip
+
+
+def test_json_failure_is_one_line_too() -> None:
+    try:
+        raise KeyError("missing")
+    except KeyError:
+        line = formatted("failed", formatter=JsonFormatter, exc_info=sys.exc_info())
+    assert json.loads(line)["exception"].endswith("KeyError: 'missing'")
+    assert "\n" not in line
+
+
+LOGS_IN_A_CHILD = """
+import logging, subprocess, sys
+from dynrt.runtime.logs import set_up_logs
+set_up_logs(*sys.argv[1:])
+logging.getLogger("dynrt.engine").info("up")
+if sys.argv[1:]:
+    subprocess.run([sys.executable, "-c", sys.orig_argv[2]], check=True)
+"""
+
+
+def test_processes_that_are_started_log_alike() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", LOGS_IN_A_CHILD, "json"], capture_output=True, text=True, check=True
+    ).stderr.splitlines()
+    assert [json.loads(line)["msg"] for line in told] == ["up", "up"]

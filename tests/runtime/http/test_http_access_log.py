@@ -16,6 +16,8 @@ from dynrt.runtime.requests import GenerateOutput
 FIELDS = (
     "method", "path", "status", "outcome", "duration_s", "prompt_tokens", "output_tokens", "request",
 )  # fmt: skip
+OPTIONAL_FIELDS = ("ttft_s", "trace_id")
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 class Lines(logging.Handler):
@@ -27,7 +29,8 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         assert record.getMessage() == "request"
-        self._lines.put_nowait({name: getattr(record, name) for name in FIELDS})
+        told = vars(record)
+        self._lines.put_nowait({name: told[name] for name in (*FIELDS, *OPTIONAL_FIELDS) if name in told})
 
     async def next(self) -> dict:
         async with asyncio.timeout(DEADLINE_S):
@@ -54,7 +57,7 @@ async def test_an_answer(client: aiohttp.ClientSession, lines: Lines) -> None:
         async with client.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "r1"}) as response:
             await response.read()
         line = await lines.next()
-        assert line.pop("duration_s") >= 0
+        assert line.pop("duration_s") >= line.pop("ttft_s") >= 0
         assert line == {
             "method": "POST", "path": "/v1/chat/completions", "status": 200, "outcome": "answered",
             "prompt_tokens": 7, "output_tokens": 4, "request": "r1",
@@ -116,3 +119,42 @@ async def test_probes_are_not_logged(client: aiohttp.ClientSession, lines: Lines
         await client.get(path)
     assert (await lines.next())["path"] == "/version"
     assert lines.none_left()
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "trace_id"),
+    [
+        (f"00-{TRACE_ID}-b7ad6b7169203331-01", TRACE_ID),
+        (f"ff-{TRACE_ID}-b7ad6b7169203331-01", None),
+        (f"00-{'0' * 32}-b7ad6b7169203331-01", None),
+        (f"00-{TRACE_ID}-{'0' * 16}-01", None),
+        (f"00-{TRACE_ID.upper()}-b7ad6b7169203331-01", None),
+        ("", None),
+    ],
+)
+async def test_the_trace_of_a_request_is_told(
+    client: aiohttp.ClientSession, lines: Lines, traceparent: str, trace_id: str | None
+) -> None:
+    await client.post("/v1/completions", json=text(), headers={"traceparent": traceparent})
+    assert (await lines.next()).get("trace_id") == trace_id
+
+
+async def test_answers_are_counted_by_route_and_status_and_connections(
+    client: aiohttp.ClientSession, connect, backend: ScriptedBackend
+) -> None:
+    for path in ("/v1/models/acme/tiny", "/v1/models/other", "/nowhere"):
+        await client.get(path)
+    connection = await connect()
+    connection.send(b"no HTTP\r\n\r\n")
+    assert (await connection.response())[0] == 400
+    await client.get("/metrics")
+    [counts] = backend.http_counts
+    assert sorted(counts.answers) == [
+        (("/v1/models/{model}", 200), 1),
+        (("/v1/models/{model}", 404), 1),
+        (("none", 400), 1),
+        (("none", 404), 1),
+    ]
+    assert counts.connections >= 1
+    await client.get("/metrics")
+    assert backend.http_counts[1].answers == [(("/metrics", 200), 1)]
