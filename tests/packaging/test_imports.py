@@ -27,6 +27,7 @@ RUNTIME_SIDE_OF_ENGINES = (
     "engines.config",
     "engines.models.resolve",
     "engines.native.grammar",  # its check: requests are turned away at the door
+    "engines.token_bytes",  # how tokens are spelled, for log probabilities
 )
 ARROWS = {
     "planner": ("planner",),
@@ -46,7 +47,7 @@ HOMES = {
     "vllm": ("engines/vllm/",),
     "nixl": ("transfer/nixl_agent.py",),
 }
-HEAVY = ("torch", "vllm", "nixl", "nixl_cu12", "nixl_cu13", "numpy")
+HEAVY = ("torch", "vllm", "nixl", "nixl_cu12", "nixl_cu13")
 
 
 def sources(package: str) -> list[Path]:
