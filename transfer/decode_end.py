@@ -266,8 +266,7 @@ class DecodeEnd:
             handoff.reason, handoff.cause = fault, "checksum"
             return self._drain(handoff)
         self._forget(handoff, "committed")
-        token_id, chars_emitted = (None, 0) if first is None else (first.token_id, first.chars_emitted)
-        order = CommitBlocks(*handoff.id, token_id, chars_emitted)
+        order = CommitBlocks(*handoff.id, None if first is None else first.token_id)
         # Told first: the request may end with the very next step, and the runtime must know by then that it was
         # committed. Should the runtime cancel meanwhile, the compute thread knows that a drop can cross a commit.
         return [Tell(Committed(*handoff.id, handoff.last_unit_at, self._host)), Order(order)]

@@ -60,7 +60,6 @@ class CommitBlocks(msgspec.Struct, frozen=True):
     key: bytes
     epoch: int
     first_token: int | None
-    chars_emitted: int
 
 
 class ReleaseBlocks(msgspec.Struct, frozen=True):

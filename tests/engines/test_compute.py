@@ -95,9 +95,9 @@ def test_a_waiting_reservation_that_is_dropped_is_never_made(rig: Rig) -> None:
 
 
 def test_a_drop_that_crosses_the_commit_releases(rig: Rig) -> None:
-    rig.order(reserve(2, A), Drop(A, 0), CommitBlocks(A, 0, 7, 1))
+    rig.order(reserve(2, A), Drop(A, 0), CommitBlocks(A, 0, 7))
     until(lambda: ("release", A, 0) in rig.engine.calls)
-    rig.order(reserve(2, B), CommitBlocks(B, 0, 7, 1))
+    rig.order(reserve(2, B), CommitBlocks(B, 0, 7))
     until(lambda: ("commit", B, 0, 7) in rig.engine.calls)
     assert ("commit", A, 0, 7) not in rig.engine.calls
     assert list(rig.engine.held) == [(B, 0)]
@@ -105,9 +105,7 @@ def test_a_drop_that_crosses_the_commit_releases(rig: Rig) -> None:
 
 def test_what_is_remembered_of_drops_is_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "TOMBSTONES_LIMIT", 2)
-    rig.order(
-        *(Drop(KEY, epoch) for epoch in range(3)), CommitBlocks(KEY, 0, 7, 1), CommitBlocks(KEY, 2, 7, 1)
-    )
+    rig.order(*(Drop(KEY, epoch) for epoch in range(3)), CommitBlocks(KEY, 0, 7), CommitBlocks(KEY, 2, 7))
     until(lambda: ("release", KEY, 2) in rig.engine.calls)
     assert ("commit", KEY, 0, 7) in rig.engine.calls, "the oldest drop is forgotten"
 

@@ -26,7 +26,7 @@ from dynrt.transfer.units import UnitRange
 KEY = b"k" * 16
 ID = (KEY, 1)
 TOKEN = FirstToken(*ID, token_id=42, chars_emitted=3)
-COMMIT = Order(CommitBlocks(*ID, 42, 3))
+COMMIT = Order(CommitBlocks(*ID, 42))
 RELEASE = Order(ReleaseBlocks(*ID))
 ALL = UnitsWritten(*ID, UnitRange(0, 0, 2, 0, 2))
 HALF = UnitsWritten(*ID, UnitRange(0, 0, 1, 0, 2))
@@ -86,7 +86,7 @@ def test_it_commits_on_the_last_unit_and_the_first_token_in_either_order(token_f
 def test_an_engine_that_samples_the_first_token_commits_on_the_last_unit() -> None:
     end = idle_end(takes_first_token=False)
     reserve(end, [5, 6])
-    commit = Order(CommitBlocks(*ID, None, 0))
+    commit = Order(CommitBlocks(*ID, None))
     assert end.notified(ALL, now=4.0) == [Tell(Committed(*ID, received_at=4.0, host="here")), commit]
     end = idle_end(takes_first_token=False)
     assert commit in reserve(end, []), "a full hit has nothing to wait for"
@@ -245,7 +245,7 @@ def test_a_handoff_whose_blocks_are_what_was_sent_is_committed() -> None:
     for layer in range(2):
         sent = (10 * layer + 5, 10 * layer + 6)
         effects = end.notified(UnitsWritten(*ID, UnitRange(0, layer, 1, 0, 2), sent), 2.0)
-    assert Order(CommitBlocks(*ID, 42, 3)) in effects
+    assert Order(CommitBlocks(*ID, 42)) in effects
 
 
 def test_blocks_that_came_without_checksums_cannot_be_verified() -> None:

@@ -146,7 +146,7 @@ def test_every_byte_arrives_where_it_belongs_and_nothing_else_changes(
     assert prefill.expect(ReleaseBlocks, handoff)
     assert prefill.expect(Sent, handoff).kv_bytes == 24 * GEOMETRY.layer_block_bytes
     decode.post(FirstToken(*handoff, token_id=42, chars_emitted=3))
-    assert decode.expect(CommitBlocks, handoff) == CommitBlocks(*handoff, 42, 3)
+    assert decode.expect(CommitBlocks, handoff) == CommitBlocks(*handoff, 42)
     assert decode.expect(Committed, handoff).received_at <= time.monotonic()
     pushed = dict(zip(target.block_ids, [4, 9, 20, 21, 22, 5], strict=True))
     for layer in range(4):
