@@ -58,6 +58,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["serve", "--port", "99999"], "--port is 99999; it can be 0 (any free port) to 65535"),
         (["serve", "--port", "-1"], "--port is -1"),
+        (["serve", "--frontends", "0"], "--frontends is 0; it can be 1 to 64"),
+        (["serve", "--frontends", "2", "--uds", "/tmp/x"], "--frontends shares a TCP port"),
         (["serve", "--prefill", "1", "--decode", "0"], "--prefill 1 --decode 0 leaves nobody to decode"),
         (["serve", "--prefill", "0", "--decode", "0"], "leaves no engine"),
         (["serve", "--prefill", "-1"], "--prefill is -1; it can be 0 to 64"),
