@@ -195,7 +195,8 @@ class PlannerActor(Actor[PlannerMessage]):
             raise _refused(plan)
         self._metrics.plans.labels(plan.kind).inc()
         self._metrics.plan_reasons.labels(plan.reason).inc()
-        log.debug("planned", extra={"request": request.key.hex(), "plan": plan.explain()})
+        if log.isEnabledFor(logging.DEBUG):  # to explain it takes as long as to make it
+            log.debug("planned", extra={"request": request.key.hex(), "plan": plan.explain()})
         return plan
 
 

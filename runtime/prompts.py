@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ class PromptEncoder:
         """Each token as the vocabulary spells it; empty for an id without a token."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in unpack_ids(packed_ids)]
 
+    @cached_property
     def info(self) -> TokenizerInfo:
         template, tool_template = self._templates.get("default"), self._templates.get("tool_use")
         token = self._special_tokens.get

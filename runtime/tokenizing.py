@@ -56,7 +56,7 @@ class Tokenizing:
         return await self._offload.run(lambda: self._prompts.token_names(token_ids))
 
     def tokenizer_info(self) -> TokenizerInfo:
-        return self._prompts.info()
+        return self._prompts.info
 
     def token_bytes(self) -> TokenBytes:
         return self._prompts.token_bytes

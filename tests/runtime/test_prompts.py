@@ -305,7 +305,7 @@ def test_named_templates_and_tokens_stored_as_objects(encoder: Callable[..., Pro
     messages = [{"role": "user", "content": ""}]
     assert ours.render_chat(messages) == "plain <|im_end|>"
     assert ours.render_chat(messages, tools=[TOOL]) == "with tools"
-    assert (ours.info().chat_template, ours.info().tool_template) == ("plain {{ eos_token }}", "with tools")
+    assert (ours.info.chat_template, ours.info.tool_template) == ("plain {{ eos_token }}", "with tools")
 
 
 def test_the_date_comes_from_the_clock_given(tmp_path: Path) -> None:
