@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
 from dynrt.engines.protocol import Token
 from dynrt.engines.text import TextStream
+from dynrt.runtime.logs import trace_fields
 from dynrt.runtime.messages import FinishReason, Submit, TokenDelta, unpack_ids
 from dynrt.transfer.events import HandoffId
+
+log = logging.getLogger("dynrt.engine")
 
 
 class Replies:
@@ -49,12 +53,15 @@ class Replies:
 
     def _delta(self, token: Token) -> TokenDelta:
         submit, stream = self._open[token.key, token.epoch]
-        delta = self._failed(token) if token.finish_reason == "error" else self._worded(token, submit, stream)
+        is_failure = token.finish_reason == "error"
+        delta = self._failed(token, submit) if is_failure else self._worded(token, submit, stream)
         if delta.finish_reason is not None or submit.purpose == "prefill":
             self.close(token.key, token.epoch)
         return delta
 
-    def _failed(self, token: Token) -> TokenDelta:
+    def _failed(self, token: Token, submit: Submit) -> TokenDelta:
+        fields = {"request": token.key.hex(), "reason": token.error, **trace_fields(submit.traceparent)}
+        log.warning("request failed", extra=fields)
         return TokenDelta(token.key, token.epoch, [], "", "error", error=token.error or "the engine failed")
 
     def _worded(self, token: Token, submit: Submit, stream: TextStream) -> TokenDelta:

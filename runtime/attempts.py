@@ -10,12 +10,14 @@ from dynrt.planner.plan import PlanRequest
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.errors import DynrtError, EngineError, NoWorkerError, OverloadedError
 from dynrt.runtime.fleet import Fleet
+from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import Exposed, FirstTokenSeen, PlannerActor, Pushed, RequestEnded
 from dynrt.runtime.request_life import RequestLife, Route
 from dynrt.runtime.request_metrics import EndedRequest, RequestOutcome
 from dynrt.runtime.request_times import StageTimes
+from dynrt.runtime.tracing import Trace
 from dynrt.runtime.transfer_manager import Abandon, Computed, Gone, Move, Open, TransferManager
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import Sent
@@ -121,10 +123,11 @@ class Attempts:
             self._note_received(attempt, decided)
 
     def _note_received(self, attempt: Attempt, decided: Decided) -> None:
-        """Only where both ends read the same clock."""
+        """To the handoff's own times only where both ends read the same clock."""
+        attempt.stage.received_at = decided.received_at if decided.host == host_id() else self._now()
         prefill = self._fleet.get(attempt.prefill)
         if prefill is not None and prefill.register.host == decided.host:
-            attempt.times.received_at = attempt.stage.received_at = decided.received_at
+            attempt.times.received_at = decided.received_at
             self._observe_handoff(attempt)
 
     def _observe_handoff(self, attempt: Attempt) -> None:
@@ -141,18 +144,21 @@ class Attempts:
     # --- for requests -----------------------------------------------------------------------------
 
     @contextmanager
-    def account_for(self, life: RequestLife) -> Iterator[None]:
+    def account_for(self, life: RequestLife, trace: Trace) -> Iterator[None]:
         """Count an open request, and how it ended; who has read the last output may well not ask for more."""
         outcome: RequestOutcome = "cancelled"
+        failure: Exception | None = None
         self.open_requests += 1
         try:
             yield
-        except Exception:
-            outcome = "failed"
+        except Exception as error:
+            outcome, failure = "failed", error
             raise
         finally:
             self.open_requests -= 1
-            self._metrics.requests.ended(_ended(life, "finished" if life.finished else outcome))
+            ended = _ended(life, "finished" if life.finished else outcome, self._now())
+            self._metrics.requests.ended(ended)
+            trace.end(ended, failure)
 
     def output_passed(self, life: RequestLife) -> None:
         """The first of each request is its time to first token."""
@@ -221,7 +227,7 @@ class Attempts:
 
     def open_attempt(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
-        attempt.stage.planned_at = self._now()
+        self._note_plan(attempt)
         if attempt.epoch > 0:
             self._metrics.retries.inc()
         if attempt.is_remote:
@@ -232,7 +238,8 @@ class Attempts:
         """The finished prompt of `held` goes on as `attempt`: elsewhere, or on its prefill worker."""
         del self._attempts[held.id]
         self._attempts[attempt.id] = attempt
-        held.stage.ended_at = attempt.stage.planned_at = self._now()
+        held.stage.ended_at = self._now()
+        self._note_plan(attempt)
         if attempt.is_remote:
             self._planner.tell(FirstTokenSeen(attempt.key))
             self.transfers.tell(Move(*held.id, attempt.epoch, attempt.prefill, attempt.decode))
@@ -242,6 +249,15 @@ class Attempts:
             self.transfers.tell(attempt.sampled)
         self._metrics.handoff_retargets.labels("moved" if attempt.is_remote else "local").inc()
         self._look_for_workers(attempt)
+
+    def _note_plan(self, attempt: Attempt) -> None:
+        attempt.stage.planned_at = self._now()
+        attempt.stage.prefill = self._name_of(attempt.prefill)
+        attempt.stage.decode = self._name_of(attempt.decode)
+
+    def _name_of(self, incarnation: str) -> str:
+        worker = self._fleet.get(incarnation)
+        return incarnation if worker is None else worker.id
 
     def _let_go(self, attempt: Attempt, reason: str) -> None:
         """Of the pins under a local attempt: it has blocks of its own by now, or is over."""
@@ -288,11 +304,12 @@ def _note_prefill(stage: StageTimes, worker: Worker, arrival: Arrival, ended_at:
     stage.computed_at = ended_at
 
 
-def _ended(life: RequestLife, outcome: RequestOutcome) -> EndedRequest:
+def _ended(life: RequestLife, outcome: RequestOutcome, ended_at: float) -> EndedRequest:
     return EndedRequest(
         outcome,
         life.finish_reason,
         life.times,
+        ended_at,
         prompt_tokens=len(life.request.prompt_ids) // 4,
         output_tokens=len(life.output_ids),
         max_tokens=life.sampling.max_tokens,

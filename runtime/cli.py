@@ -163,6 +163,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="where engines join, ipc://PATH or tcp://HOST:PORT (default: a private directory)",
     )
+    parser.add_argument(
+        "--otel",
+        metavar="URL",
+        help="OTLP receiver (HTTP) that gets a trace of each request (default: $OTEL_EXPORTER_OTLP_ENDPOINT, or none)",
+    )
     _add_log_option(parser)
     parser.set_defaults(run=_serve)
 

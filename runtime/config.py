@@ -47,6 +47,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     max_ttft_s: float | None = None  # requests whose first token is expected later are refused; None: none is
     index_memory_bytes: int = DEFAULT_LIMIT_BYTES  # of the prefix index
     transfer: TransferOptions = TransferOptions()
+    otel_endpoint: str | None = None  # URL of an OTLP receiver that gets traces; None: nobody does
     control: str | None = None  # address of the control socket; None: ipc in a private directory
     start_timeout_s: float = 600.0
     heartbeat_interval_s: float = 0.5

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from dynrt.runtime.trace_context import trace_id_of
+
 FORMAT_VARIABLE = "DYNRT_LOG_FORMAT"  # tells processes that are started from here
 LogFormat = Literal["text", "json"]
 
@@ -48,6 +50,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def trace_fields(traceparent: str) -> dict[str, str]:
+    """What a line about a request says of its trace, if it has one."""
+    return {"trace_id": trace_id_of(traceparent)} if traceparent else {}
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:

@@ -154,6 +154,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     lease_s: float = 30.0
     peer: str = ""  # purpose "reserve": the incarnation that will push
     frame: Frame | None = None  # text goes out as events
+    traceparent: str = ""  # of the trace that the request belongs to, for log lines about it
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

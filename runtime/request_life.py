@@ -13,6 +13,7 @@ import msgspec
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError, NoRoomError
 from dynrt.runtime.errors import NoWorkerError, WorkerLostError
+from dynrt.runtime.logs import trace_fields
 from dynrt.runtime.messages import (
     FinishReason,
     Purpose,
@@ -121,7 +122,10 @@ class RequestLife:
             except AttemptError as failure:
                 reason = failure.reason
                 excluded = frozenset({failure.lost} if failure.lost else ())
-                log.warning("request moves", extra={"request": self.request.request_id, "reason": reason})
+                trace = trace_fields(self.request.traceparent)
+                log.warning(
+                    "request moves", extra={"request": self.request.request_id, "reason": reason, **trace}
+                )
             finally:
                 self._placement.close_attempt(self._attempt, self.finished, reason or "the client left")
         raise WorkerLostError(f"gave up after {max_attempts} attempts: {reason}")
@@ -192,6 +196,7 @@ class RequestLife:
             lease_s=LEASE_S,
             peer=attempt.prefill if attempt.is_remote else "",
             frame=self.request.frame,
+            traceparent=self.request.traceparent,
         )
 
     async def _stream(self) -> AsyncIterator[GenerateOutput]:

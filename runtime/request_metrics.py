@@ -50,6 +50,7 @@ class EndedRequest(msgspec.Struct, frozen=True):
     outcome: RequestOutcome
     finish_reason: FinishReason | None  # of a finished one
     times: RequestTimes
+    ended_at: float
     prompt_tokens: int
     output_tokens: int
     max_tokens: int

@@ -11,7 +11,7 @@ import msgspec
 class StageTimes(msgspec.Struct):
     """One attempt: the moments at which its stages ended, as far as they came about and were seen."""
 
-    prefill: str  # incarnations, the same for a local plan
+    prefill: str  # workers, the same for a local plan
     decode: str
     planned_at: float | None = None
     admitted_at: float | None = None  # the first step over its prompt began

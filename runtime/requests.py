@@ -9,6 +9,7 @@ import msgspec
 from dynrt.runtime.messages import FinishReason, Frame, SamplingParams, TokenLogprob
 
 LocalPrefill = Literal["auto", "never", "always"]
+Operation = Literal["chat", "text_completion"]  # OpenTelemetry's words
 
 
 class GenerateRequest(msgspec.Struct, frozen=True):
@@ -21,7 +22,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     salt: str = ""  # requests of different salts never share cached KV
     seeded: bool = False  # False: the runtime draws sampling.seed
     priority: int = 0
-    traceparent: str = ""
+    traceparent: str = ""  # a valid one (W3C trace context), if the request belongs to a trace
+    operation: Operation = "text_completion"  # for traces
     local_prefill: LocalPrefill | None = None  # None: as configured
     frame: Frame | None = None  # its outputs have `frames` instead of `text`
 

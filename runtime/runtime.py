@@ -43,6 +43,7 @@ from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, M
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
 from dynrt.runtime.supervisor import Supervisor
 from dynrt.runtime.tokenizing import Tokenizing
+from dynrt.runtime.tracing import open_tracing
 from dynrt.runtime.transfer_manager import TransferManager
 from dynrt.runtime.zmq_channel import ZmqChannel
 from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
@@ -73,6 +74,7 @@ class Runtime:
     ) -> None:
         self._config = config if config is not None else RuntimeConfig()
         check_config(self._config)
+        self._tracing = open_tracing(self._config.otel_endpoint)
         self._channel = channel if channel is not None else ZmqChannel(self._config.control)
         self._spawner = spawner if spawner is not None else ProcessSpawner()
         self._offload = offload if offload is not None else ThreadOffload()
@@ -110,6 +112,7 @@ class Runtime:
         finally:
             if self._is_assembled:
                 self._fleet.disband()
+            await self._offload.run(self._tracing.close)
             self._channel.close()
             self._offload.close()
 
@@ -306,16 +309,19 @@ class Runtime:
         """
         self._admit(request)
         key = self._random.randbytes(16)
+        request_id, model = request.request_id or key.hex(), self._model.name
+        request = msgspec.structs.replace(request, request_id=request_id, model=model)
+        trace = self._tracing.begin(request, asyncio.get_running_loop().time())
         life = RequestLife(
             key,
-            msgspec.structs.replace(request, request_id=request.request_id or key.hex()),
+            msgspec.structs.replace(request, traceparent=trace.traceparent),
             self._sampling(request),
             request.local_prefill or self._config.local_prefill,
             self._attempts,
             sink if request.frame is not None else None,
         )
         outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
-        with self._attempts.account_for(life):
+        with self._attempts.account_for(life, trace):
             async with aclosing(outputs):
                 async for output in outputs:
                     self._attempts.output_passed(life)

@@ -61,6 +61,7 @@ def serve(arguments: argparse.Namespace) -> int:
         max_waiting_requests=arguments.max_waiting_requests,
         max_ttft_s=arguments.max_ttft,
         index_memory_bytes=int(arguments.index_memory * 1e6),
+        otel_endpoint=arguments.otel or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"),
         control=arguments.control,
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
         transfer=transfer_options_of(arguments.verify_kv, arguments.nixl_backend, arguments.ucx),

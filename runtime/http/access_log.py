@@ -10,7 +10,7 @@ from aiohttp import web
 
 from dynrt.runtime.http.request_record import RequestRecord, record_of
 from dynrt.runtime.http_counts import NO_ROUTE, HttpCounter
-from dynrt.runtime.trace_context import trace_id_of
+from dynrt.runtime.logs import trace_fields
 
 log = logging.getLogger("dynrt.http")
 
@@ -76,6 +76,4 @@ def _write(request: web.BaseRequest, status: int, started_s: float) -> None:
     }
     if record.first_output_at is not None:
         fields["ttft_s"] = record.first_output_at - started_s
-    if record.traceparent:
-        fields["trace_id"] = trace_id_of(record.traceparent)
-    log.info("request", extra=fields)
+    log.info("request", extra=fields | trace_fields(record.traceparent))

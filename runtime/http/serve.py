@@ -97,6 +97,7 @@ def _generate_request(
         priority=asked.priority,
         seeded=asked.seeded,
         traceparent=record_of(request).traceparent,
+        operation="text_completion" if request.path == "/v1/completions" else "chat",
         local_prefill=asked.local_prefill,
     )
 
