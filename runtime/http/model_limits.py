@@ -12,6 +12,10 @@ from dynrt.runtime.http.parameters import Parameters
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import ModelCard
 
+# by these very words, OpenAI's and Anthropic's, litellm and LangChain know that another model may help
+CONTEXT = "this model's maximum context length is"
+TOO_LONG = "the prompt is too long"
+
 
 async def sampling_for_model(asked: Parameters, backend: Backend, card: ModelCard) -> partial[SamplingParams]:
     """`asked.sampling` as the model can do it, without max_tokens. Raises InvalidRequestError if it cannot."""
@@ -39,8 +43,8 @@ def complete_sampling(
     room = _room(card, prompt_tokens, prompt_param)
     if asked.max_tokens is not None and asked.max_tokens > room:
         raise ContextLengthError(
-            f"{asked.max_tokens_param} is {asked.max_tokens} and the prompt has {prompt_tokens} tokens, but the"
-            f" context of {card.name} is {card.context_length} tokens: {asked.max_tokens_param} can be at most {room}",
+            f"{asked.max_tokens_param} is {asked.max_tokens} and the prompt has {prompt_tokens} tokens, but"
+            f" {CONTEXT} {card.context_length} tokens: {asked.max_tokens_param} can be at most {room}",
             param=asked.max_tokens_param,
         )
     # engines make at least one token; of a request for none it is dropped
@@ -64,8 +68,8 @@ def _room(card: ModelCard, prompt_tokens: int, prompt_param: str) -> int:
     room = card.context_length - prompt_tokens
     if room < 1:
         raise ContextLengthError(
-            f"the prompt has {prompt_tokens} tokens, but the context of {card.name} is {card.context_length} tokens,"
-            f" prompt and answer together: shorten the prompt to at most {card.context_length - 1} tokens",
+            f"{TOO_LONG}: it has {prompt_tokens} tokens, but {CONTEXT} {card.context_length} tokens, prompt and"
+            f" answer together; shorten the prompt to at most {card.context_length - 1} tokens",
             param=prompt_param,
         )
     return room
