@@ -15,6 +15,7 @@ import msgspec
 from dynrt.runtime.trace_context import trace_id_of
 
 FORMAT_VARIABLE = "DYNRT_LOG_FORMAT"  # tells processes that are started from here
+SECONDS_DIGITS = 6  # of times in JSON: microseconds
 LogFormat = Literal["text", "json"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -45,11 +46,15 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "msg": record.getMessage(),
-            **_fields(record),
+            **{name: _short(value) for name, value in _fields(record).items()},
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def _short(value: object) -> object:
+    return round(value, SECONDS_DIGITS) if isinstance(value, float) else value
 
 
 def trace_fields(traceparent: str) -> dict[str, str]:
@@ -76,7 +81,8 @@ def set_up_logs(wanted: LogFormat | None = None) -> None:
     is_json = os.environ.get(FORMAT_VARIABLE) == "json"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if is_json else EventFormatter())
-    logger = logging.getLogger("dynrt")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    for name, level in (("dynrt", logging.INFO), ("opentelemetry", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False

@@ -6,7 +6,9 @@ a thread of the SDK. Nothing that a client wrote is in them.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
 from importlib.metadata import version
 from urllib.parse import urlsplit
@@ -26,7 +28,9 @@ from dynrt.runtime.requests import GenerateRequest
 from dynrt.runtime.stage_spans import stage_spans
 from dynrt.runtime.trace_context import trace_id_of
 
-FLUSH_MS = 3000  # what is not told by then, as the runtime ends, is lost
+log = logging.getLogger("dynrt.otel")
+
+FLUSH_S = 3.0  # what is not told by then, as the runtime ends, is lost
 TRACES_PATH = "/v1/traces"
 
 
@@ -60,8 +64,12 @@ class OtelTracing:
         return OtelTrace(self._tracer, span)
 
     def close(self) -> None:
-        self._provider.force_flush(FLUSH_MS)
-        self._provider.shutdown()
+        """The SDK tries for half a minute to reach a receiver that is gone; nobody waits for that."""
+        flush = threading.Thread(target=self._provider.shutdown, name="last traces", daemon=True)
+        flush.start()
+        flush.join(FLUSH_S)
+        if flush.is_alive():
+            log.warning("the last traces have not been taken", extra={"within_s": FLUSH_S})
 
 
 class OtelTrace:

@@ -1,4 +1,4 @@
-"""`dynrt serve` with simulated engines in a process of its own, and how much memory that takes."""
+"""`dynrt serve` in a process of its own, and how much memory that takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from dynrt.runtime.spawner import dynrt_command
@@ -32,11 +32,16 @@ class ServeCommand:
         return rss_mb(self.pid)
 
 
+def serving_sim(model: Path | str, *arguments: object) -> AbstractAsyncContextManager[ServeCommand]:
+    """With simulated engines."""
+    return serving(model, "--engine", "sim", *arguments)
+
+
 @asynccontextmanager
-async def serving_sim(model: Path | str, *arguments: object) -> AsyncIterator[ServeCommand]:
-    """Ready, with its log on standard error. Raises TimeoutError if it is not within START_S."""
+async def serving(*arguments: object) -> AsyncIterator[ServeCommand]:
+    """Ready, without its log. Raises TimeoutError if it is not within START_S."""
     process = await asyncio.create_subprocess_exec(
-        *dynrt_command(), "serve", str(model), "--port", "0", "--engine", "sim", *map(str, arguments),
+        *dynrt_command(), "serve", *map(str, arguments), "--port", "0",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stdout is not None
