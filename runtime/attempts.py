@@ -58,22 +58,29 @@ class Attempts:
         ended_at = self._now() if timing is None else timing.ended_at
         num_tokens = 0
         last_token_at: list[float] = []  # of the requests that get a further one
-        for delta in report.deltas:
+        for delta in report.deltas:  # what is done here is done for every token
             attempt = self._attempts.get((delta.key, delta.epoch))
-            num_read = 0 if attempt is None else self._deliver(worker, attempt, delta, report, ended_at)
-            if attempt is not None and num_read:
+            if attempt is None:
+                continue  # ended meanwhile
+            if attempt.pass_on(delta):
+                num_read = len(delta.token_ids)
+            else:
+                num_read = self._deliver(worker, attempt, delta, report, ended_at)
+            if num_read:
                 num_tokens += num_read
-                if (before := attempt.request_times.next_token(ended_at)) is not None:
-                    last_token_at.append(before)
+                times = attempt.request_times
+                if times.last_token_at is None:
+                    times.first_token_at = ended_at
+                else:
+                    last_token_at.append(times.last_token_at)
+                times.last_token_at = ended_at
         self._metrics.requests.tokens_followed(ended_at, last_token_at)
         return num_tokens
 
     def _deliver(
         self, worker: Worker, attempt: Attempt, delta: TokenDelta, report: StepReport, ended_at: float
     ) -> int:
-        """To one attempt. Returns how many tokens of it the client gets."""
-        if attempt.pass_on(delta):
-            return len(delta.token_ids)
+        """To one attempt's reader. Returns how many tokens of it the client gets."""
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
         arrival = Arrival(delta, worker.incarnation, report.timing)

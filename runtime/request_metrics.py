@@ -147,8 +147,11 @@ class RequestMetrics:
     def tokens_followed(self, at: float, last_token_at: list[float]) -> None:
         """A step that ended `at` brought tokens to requests whose last ones had come at these times.
 
-        In bulk, as most requests of a batch had theirs from the same step.
+        In bulk: most requests of a batch had theirs from the same step, and are told by a look at the list.
         """
+        if last_token_at and last_token_at.count(last_token_at[0]) == len(last_token_at):
+            self._token_gap_s.observe(max(0.0, at - last_token_at[0]), len(last_token_at))
+            return
         for since, count in Counts(last_token_at).items():
             self._token_gap_s.observe(max(0.0, at - since), count)
 

@@ -35,13 +35,6 @@ class RequestTimes(msgspec.Struct):
     last_token_at: float | None = None
     stages: list[StageTimes] = []
 
-    def next_token(self, at: float) -> float | None:
-        """Note a token (or several of one step); returns when the last one had come, None for the first."""
-        before, self.last_token_at = self.last_token_at, at
-        if before is None:
-            self.first_token_at = at
-        return before
-
     @property
     def queue_s(self) -> float | None:
         """Until the attempt that computed its prompt began to: planned, waiting, and attempts that came to nothing."""

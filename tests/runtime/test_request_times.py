@@ -11,10 +11,8 @@ Spans = list[tuple[str, float, float]]
 
 
 def times_of(*stages: StageTimes) -> RequestTimes:
-    """Begun at 1, with tokens at 6, 8 and 9."""
-    times = RequestTimes(1.0, stages=list(stages))
-    assert [times.next_token(at) for at in (6.0, 8.0, 9.0)] == [None, 6.0, 8.0]
-    return times
+    """Begun at 1, with tokens from 6 to 9."""
+    return RequestTimes(1.0, first_token_at=6.0, last_token_at=9.0, stages=list(stages))
 
 
 def spans_of(times: RequestTimes) -> Spans:
