@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from dynrt.engines.text import TextStream
 from dynrt.runtime.http.operations import OPERATIONS
-from dynrt.runtime.http.unsupported import CHAT, COMPLETIONS
+from dynrt.runtime.http.parameters.unsupported import CHAT, COMPLETIONS
 from dynrt.runtime.messages import unpack_ids
 from dynrt.runtime.prompts import PromptEncoder
 

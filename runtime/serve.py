@@ -17,10 +17,10 @@ from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.errors import ConfigError, NoWorkerError
 from dynrt.runtime.fronts.fronts import MAX_FRONTS, Fronts
 from dynrt.runtime.fronts.messages import FrontSettings
-from dynrt.runtime.http.answer_formats import AnswerFormats
-from dynrt.runtime.http.listen import hold_port, url_of
+from dynrt.runtime.http.answers.formats import AnswerFormats
 from dynrt.runtime.http.options import EndpointOptions
-from dynrt.runtime.http.server import HttpServer, check_options
+from dynrt.runtime.http.transport.listen import hold_port, url_of
+from dynrt.runtime.http.transport.server import HttpServer, check_options
 from dynrt.runtime.logs import set_up_logs
 from dynrt.runtime.loop import freeze_start, loop_factory
 from dynrt.runtime.messages import SamplingParams

@@ -21,7 +21,7 @@ from dynrt.runtime.fronts.messages import (
     State,
     ToFront,
 )
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.logs import set_up_logs
 from dynrt.runtime.loop import freeze_start, loop_factory
 from dynrt.runtime.offload import ThreadOffload

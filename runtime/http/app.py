@@ -5,25 +5,18 @@ from __future__ import annotations
 from aiohttp import HttpVersion11, web
 
 from dynrt.runtime.errors import DynrtError
-from dynrt.runtime.http import (
-    chat,
-    completions,
-    messages,
-    models,
-    not_built,
-    openapi,
-    probes,
-    responses,
-    tokenize,
-)
+from dynrt.runtime.http import models, not_built, openapi, probes, tokenize
 from dynrt.runtime.http.access_log import HTTP_COUNTER, Handler, log_access, log_refusal, route_of
-from dynrt.runtime.http.answer_formats import ANSWER_FORMATS, AnswerFormats
+from dynrt.runtime.http.answers.formats import ANSWER_FORMATS, AnswerFormats
+from dynrt.runtime.http.anthropic import endpoint as messages
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
 from dynrt.runtime.http.envelope import error_response, http_error_response, told_to_client
-from dynrt.runtime.http.guard import GUARD, Guard
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS, OpenRequests
+from dynrt.runtime.http.openai import chat, completions
 from dynrt.runtime.http.request_record import record_of
+from dynrt.runtime.http.responses import endpoint as responses
+from dynrt.runtime.http.transport.guard import GUARD, Guard
 from dynrt.runtime.http_counts import HttpCounter
 
 GET_ROUTES: dict[str, Handler] = {

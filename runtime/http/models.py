@@ -7,8 +7,8 @@ from aiohttp import web
 
 from dynrt.runtime.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError
 from dynrt.runtime.http.backend import BACKEND, Backend
-from dynrt.runtime.http.fields import shown
-from dynrt.runtime.http.openai_types import Model, ModelList
+from dynrt.runtime.http.openai.types import Model, ModelList
+from dynrt.runtime.http.parameters.fields import shown
 from dynrt.runtime.requests import ModelCard
 
 

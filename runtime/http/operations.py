@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
-from dynrt.runtime.http import anthropic_types, responses_types
-from dynrt.runtime.http import openai_types as openai
-from dynrt.runtime.http.chat import CHAT_SCHEMA
-from dynrt.runtime.http.completions import COMPLETION_SCHEMA
+from dynrt.runtime.http.anthropic import types as anthropic_types
+from dynrt.runtime.http.anthropic.input import COUNT_SCHEMA, MESSAGE_SCHEMA
 from dynrt.runtime.http.envelope import AnthropicEnvelope, Envelope
-from dynrt.runtime.http.messages_input import COUNT_SCHEMA, MESSAGE_SCHEMA
+from dynrt.runtime.http.openai import types as openai
+from dynrt.runtime.http.openai.chat import CHAT_SCHEMA
+from dynrt.runtime.http.openai.completions import COMPLETION_SCHEMA
 from dynrt.runtime.http.probes import METRICS_TYPE, ServerLoad, Status, Version
-from dynrt.runtime.http.responses_input import RESPONSE_SCHEMA
+from dynrt.runtime.http.responses import types as responses_types
+from dynrt.runtime.http.responses.input import RESPONSE_SCHEMA
 from dynrt.runtime.http.tokenize import DETOKENIZE_SCHEMA, TOKENIZE_SCHEMA, Text, Tokens
 from dynrt.runtime.requests import TokenizerInfo
 

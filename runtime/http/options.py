@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dynrt.runtime.http.answer_formats import AnswerFormats
+from dynrt.runtime.http.answers.formats import AnswerFormats
 
 
 class EndpointOptions(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
-from dynrt.runtime.http.openai_types import PromptTokensDetails, Usage
+from dynrt.runtime.http.openai.types import PromptTokensDetails, Usage
 from dynrt.runtime.requests import GenerateOutput
 from dynrt.runtime.trace_context import valid_traceparent
 

@@ -24,8 +24,8 @@ from dynrt.runtime.http.choices import (
 from dynrt.runtime.http.envelope import told_to_client
 from dynrt.runtime.http.models import json_response
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS
-from dynrt.runtime.http.parameters import Parameters
-from dynrt.runtime.http.replies import MakeReply, Reply, Shown, finish_word
+from dynrt.runtime.http.openai.replies import MakeReply, Reply, Shown, finish_word
+from dynrt.runtime.http.parameters.shared import Parameters
 from dynrt.runtime.http.request_record import RequestRecord, record_of
 from dynrt.runtime.http.sse import OPENAI_ENDING, ClientLeftError, Ending, EventStream
 from dynrt.runtime.messages import SamplingParams

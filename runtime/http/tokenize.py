@@ -9,13 +9,13 @@ from aiohttp import web
 
 from dynrt.runtime.http.backend import BACKEND, Backend
 from dynrt.runtime.http.body import read_object
-from dynrt.runtime.http.chat import CONVERSATION, encode_conversation, read_conversation
-from dynrt.runtime.http.fields import Fields, Problems
-from dynrt.runtime.http.model_limits import check_vocabulary
 from dynrt.runtime.http.models import find_model, json_response
-from dynrt.runtime.http.parameters import MODEL
-from dynrt.runtime.http.request_schema import Parameter, body_schema, boolean
-from dynrt.runtime.http.sampling import are_token_ids
+from dynrt.runtime.http.openai.chat import CONVERSATION, encode_conversation, read_conversation
+from dynrt.runtime.http.parameters.fields import Fields, Problems
+from dynrt.runtime.http.parameters.model_limits import check_vocabulary
+from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema, boolean
+from dynrt.runtime.http.parameters.sampling import are_token_ids
+from dynrt.runtime.http.parameters.shared import MODEL
 from dynrt.runtime.messages import pack_ids, unpack_ids
 
 Encode = Callable[[Backend], Awaitable[bytes]]

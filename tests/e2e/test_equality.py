@@ -16,7 +16,7 @@ from served_runtime import Answer, ServedRuntime, serve
 from tokenizers import Tokenizer
 
 from dynrt.runtime import RuntimeConfig
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 
 pytestmark = [
     pytest.mark.e2e,

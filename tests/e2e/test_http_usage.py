@@ -16,7 +16,7 @@ from prompt_set import random_ids
 from served_runtime import ServedRuntime, serve
 
 from dynrt.runtime import RuntimeConfig
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 
 pytestmark = [
     pytest.mark.e2e,

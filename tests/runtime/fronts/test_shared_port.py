@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.http.listen import hold_port, listen_tcp, url_of
+from dynrt.runtime.http.transport.listen import hold_port, listen_tcp, url_of
 
 HOST = "127.0.0.1"
 

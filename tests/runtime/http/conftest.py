@@ -11,7 +11,7 @@ import uvloop
 from scripted_backend import RawConnection, ScriptedBackend
 
 from dynrt.runtime.http.options import EndpointOptions
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 
 Connect = Callable[[], Awaitable[RawConnection]]
 Serve = Callable[[EndpointOptions], Awaitable[HttpServer]]

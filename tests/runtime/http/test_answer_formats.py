@@ -7,11 +7,11 @@ from scripted_backend import ScriptedBackend
 
 from dynrt.runtime import cli
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.http.answer_formats import AnswerFormats
+from dynrt.runtime.http.answers.formats import AnswerFormats
+from dynrt.runtime.http.answers.reasoning.formats import REASONING_FORMATS
+from dynrt.runtime.http.answers.tools.formats import TOOL_FORMATS
 from dynrt.runtime.http.options import EndpointOptions
-from dynrt.runtime.http.reasoning.formats import REASONING_FORMATS
-from dynrt.runtime.http.server import HttpServer
-from dynrt.runtime.http.tools.formats import TOOL_FORMATS
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.serve import endpoint_options
 
 QWEN3 = "<tool_call>{{ call | tojson }}</tool_call><think>\n\n</think>"

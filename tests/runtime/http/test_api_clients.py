@@ -12,7 +12,7 @@ from scripted_backend import MODEL
 from tool_backend import ARGUMENTS, ToolBackend
 
 from dynrt.runtime.errors import EngineError
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.requests import GenerateOutput
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

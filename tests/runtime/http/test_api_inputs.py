@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dynrt.runtime.errors import InvalidRequestError
-from dynrt.runtime.http import messages_input, responses_input
-from dynrt.runtime.http.fields import Fields, Problems
+from dynrt.runtime.http.anthropic import input as messages_input
+from dynrt.runtime.http.parameters.fields import Fields, Problems
+from dynrt.runtime.http.responses import input as responses_input
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}

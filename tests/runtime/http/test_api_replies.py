@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynrt.runtime.http.answers import AnswerPlan
-from dynrt.runtime.http.messages_reply import MessagesReply
-from dynrt.runtime.http.openai_types import PromptTokensDetails, Usage
-from dynrt.runtime.http.reasoning.formats import REASONING_FORMATS
-from dynrt.runtime.http.responses_reply import ResponsesReply
-from dynrt.runtime.http.responses_types import Echo
-from dynrt.runtime.http.tools.hermes import HermesParser
+from dynrt.runtime.http.answers.answer import AnswerPlan
+from dynrt.runtime.http.answers.reasoning.formats import REASONING_FORMATS
+from dynrt.runtime.http.answers.tools.hermes import HermesParser
+from dynrt.runtime.http.anthropic.reply import MessagesReply
+from dynrt.runtime.http.openai.types import PromptTokensDetails, Usage
+from dynrt.runtime.http.responses.reply import ResponsesReply
+from dynrt.runtime.http.responses.types import Echo
 from dynrt.runtime.requests import GenerateOutput
 
 USAGE = Usage(5, 4, 9, PromptTokensDetails(3))

@@ -13,7 +13,7 @@ import pytest
 from scripted_backend import DEADLINE_S, RawConnection, ScriptedBackend, chat, events_of, http_request, text
 
 from dynrt.runtime.http import sse
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.requests import GenerateOutput
 
 CHAT = "/v1/chat/completions"

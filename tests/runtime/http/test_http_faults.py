@@ -12,8 +12,9 @@ from contextlib import closing
 import pytest
 from scripted_backend import DEADLINE_S, RawConnection, ScriptedBackend, http_request, text
 
-from dynrt.runtime.http import body, connection
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http import body
+from dynrt.runtime.http.transport import connection
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.requests import GenerateOutput
 
 TEXT = "/v1/completions"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from scripted_backend import RawConnection, ScriptedBackend, chat, events_of, http_request, text
 
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
 
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dynrt.runtime.errors import InvalidRequestError
 from dynrt.runtime.http.body import decode_object
 from dynrt.runtime.http.operations import OPERATIONS
-from dynrt.runtime.http.unsupported import CHAT, COMPLETIONS
+from dynrt.runtime.http.parameters.unsupported import CHAT, COMPLETIONS
 
 POSTED = {path: operation for (method, path), operation in OPERATIONS.items() if method == "POST"}
 ENVELOPES = ({"error"}, {"type", "error", "request_id"})  # OpenAI's, Anthropic's

@@ -12,10 +12,10 @@ import pytest
 from scripted_backend import DEADLINE_S, RawConnection, chat
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.http import server as server_module
-from dynrt.runtime.http.keys import read_keys
 from dynrt.runtime.http.options import EndpointOptions
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport import server as server_module
+from dynrt.runtime.http.transport.keys import read_keys
+from dynrt.runtime.http.transport.server import HttpServer
 
 CHAT = "/v1/chat/completions"
 TWO_KEYS = EndpointOptions(api_keys=("one", "schlüssel"))

@@ -12,9 +12,9 @@ import pytest
 from scripted_backend import ScriptedBackend, chat, events_of
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.http.listen import listen_unix
 from dynrt.runtime.http.options import EndpointOptions
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.listen import listen_unix
+from dynrt.runtime.http.transport.server import HttpServer
 
 
 async def test_a_stream_over_a_unix_socket(backend: ScriptedBackend, tmp_path: Path) -> None:

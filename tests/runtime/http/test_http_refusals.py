@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from scripted_backend import CONTEXT, MODEL, VOCAB, ScriptedBackend, chat, text
 
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 from scripted_backend import chat, text
 
-from dynrt.runtime.http import unsupported
-from dynrt.runtime.http.chat import CHAT_SCHEMA
-from dynrt.runtime.http.completions import COMPLETION_SCHEMA
+from dynrt.runtime.http.openai.chat import CHAT_SCHEMA
+from dynrt.runtime.http.openai.completions import COMPLETION_SCHEMA
+from dynrt.runtime.http.parameters import unsupported
 
 ENDPOINTS = {
     "/v1/chat/completions": (CHAT_SCHEMA, chat, unsupported.CHAT),

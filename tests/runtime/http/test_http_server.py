@@ -9,7 +9,7 @@ import pytest
 from scripted_backend import DEADLINE_S, RawConnection, ScriptedBackend, chat, events_of, http_request
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.requests import GenerateOutput
 
 

@@ -12,9 +12,9 @@ from certificates import FIRST_CERT, FIRST_KEY, SECOND_CERT, SECOND_KEY
 from scripted_backend import DEADLINE_S, ScriptedBackend, chat, events_of
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.http import server as server_module
 from dynrt.runtime.http.options import EndpointOptions
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport import server as server_module
+from dynrt.runtime.http.transport.server import HttpServer
 
 
 @pytest.fixture

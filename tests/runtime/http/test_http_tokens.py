@@ -21,7 +21,7 @@ from scripted_backend import (
     text,
 )
 
-from dynrt.runtime.http.logprobs import TextCursor, text_logprobs, token_name
+from dynrt.runtime.http.openai.logprobs import TextCursor, text_logprobs, token_name
 from dynrt.runtime.messages import SamplingParams, TokenLogprob, unpack_ids
 from dynrt.runtime.requests import GenerateOutput
 

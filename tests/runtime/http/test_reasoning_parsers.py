@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynrt.runtime.http.reasoning.formats import REASONING_FORMATS, reasoning_format_of
-from dynrt.runtime.http.reasoning.parser import Answer, ReasoningParser, Thought
+from dynrt.runtime.http.answers.reasoning.formats import REASONING_FORMATS, reasoning_format_of
+from dynrt.runtime.http.answers.reasoning.parser import Answer, ReasoningParser, Thought
 
 QWEN3 = REASONING_FORMATS["qwen3"]
 R1 = REASONING_FORMATS["deepseek_r1"]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynrt.runtime.http.tools.call_parser import CallParser
-from dynrt.runtime.http.tools.events import ArgumentsPiece, CallBegun, CallEnded, Text, ToolEvent
-from dynrt.runtime.http.tools.forced import ForcedCallParser, ForcedListParser
-from dynrt.runtime.http.tools.formats import TOOL_FORMATS, tool_format_of
-from dynrt.runtime.http.tools.hermes import HermesParser
-from dynrt.runtime.http.tools.llama import LlamaParser
-from dynrt.runtime.http.tools.mistral import MistralParser
+from dynrt.runtime.http.answers.tools.call_parser import CallParser
+from dynrt.runtime.http.answers.tools.events import ArgumentsPiece, CallBegun, CallEnded, Text, ToolEvent
+from dynrt.runtime.http.answers.tools.forced import ForcedCallParser, ForcedListParser
+from dynrt.runtime.http.answers.tools.formats import TOOL_FORMATS, tool_format_of
+from dynrt.runtime.http.answers.tools.hermes import HermesParser
+from dynrt.runtime.http.answers.tools.llama import LlamaParser
+from dynrt.runtime.http.answers.tools.mistral import MistralParser
 
 TOOLS = ("get_weather", "add")
 FORMATS = (HermesParser, LlamaParser, MistralParser)

@@ -9,8 +9,14 @@ import pytest
 
 from dynrt.engines.native.grammar import check
 from dynrt.runtime.errors import InvalidRequestError
-from dynrt.runtime.http.fields import Fields, Problems
-from dynrt.runtime.http.tools.request import MAX_NAME_CHARS, MAX_TOOLS, ToolUse, forced_calls, read_tool_use
+from dynrt.runtime.http.answers.tools.request import (
+    MAX_NAME_CHARS,
+    MAX_TOOLS,
+    ToolUse,
+    forced_calls,
+    read_tool_use,
+)
+from dynrt.runtime.http.parameters.fields import Fields, Problems
 
 CITY = {
     "type": "object",

@@ -1,0 +1,1 @@
+"""An answer told apart: reasoning, text and tool calls."""

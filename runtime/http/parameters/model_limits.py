@@ -1,0 +1,85 @@
+"""Completes what a request asks for with what only its model can tell: the room in the context, the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from dynrt.runtime.errors import ContextLengthError, InvalidRequestError
+from dynrt.runtime.http.backend import Backend
+from dynrt.runtime.http.parameters.grammars import usable_grammar
+from dynrt.runtime.http.parameters.shared import Parameters
+from dynrt.runtime.messages import SamplingParams
+from dynrt.runtime.requests import ModelCard
+
+# by these very words, OpenAI's and Anthropic's, litellm and LangChain know that another model may help
+CONTEXT = "this model's maximum context length is"
+TOO_LONG = "the prompt is too long"
+
+
+async def sampling_for_model(asked: Parameters, backend: Backend, card: ModelCard) -> partial[SamplingParams]:
+    """`asked.sampling` as the model can do it, without max_tokens. Raises InvalidRequestError if it cannot."""
+    tokens = asked.sampling.keywords
+    check_vocabulary(tokens["stop_token_ids"], card, "stop_token_ids")
+    check_vocabulary([token_id for token_id, _ in tokens["logit_bias"]], card, "logit_bias")
+    special = backend.token_bytes().special_tokens.values() if asked.shows_special_tokens else ()
+    grammar = await usable_grammar(asked.grammar, card)
+    return partial(asked.sampling, grammar=grammar, shown_special_tokens=tuple(special))
+
+
+def complete_sampling(
+    asked: Parameters,
+    sampling: partial[SamplingParams],
+    card: ModelCard,
+    prompt_tokens: int,
+    *,
+    prompt_param: str,
+    default_max_tokens: int | None,
+) -> SamplingParams:
+    """`sampling` with max_tokens; `default_max_tokens` None means the rest of the context.
+
+    Raises ContextLengthError if prompt and max_tokens do not fit, InvalidRequestError if min_tokens do not.
+    """
+    room = _room(card, prompt_tokens, prompt_param)
+    if asked.max_tokens is not None and asked.max_tokens > room:
+        raise ContextLengthError(
+            f"{asked.max_tokens_param} is {asked.max_tokens} and the prompt has {prompt_tokens} tokens, but"
+            f" {CONTEXT} {card.context_length} tokens: {asked.max_tokens_param} can be at most {room}",
+            param=asked.max_tokens_param,
+        )
+    # engines make at least one token; of a request for none it is dropped
+    max_tokens = (
+        min(room, default_max_tokens or room) if asked.max_tokens is None else max(1, asked.max_tokens)
+    )
+    complete = sampling(max_tokens=max_tokens)
+    if complete.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens is {complete.min_tokens}, but the answer is limited to {max_tokens} tokens;"
+            f" lower min_tokens or set a larger max_tokens (at most {room} for this prompt)",
+            param="min_tokens",
+        )
+    return complete
+
+
+def _room(card: ModelCard, prompt_tokens: int, prompt_param: str) -> int:
+    """How many tokens can follow the prompt: at least one."""
+    if prompt_tokens == 0:
+        raise InvalidRequestError("the prompt has no tokens; it needs at least 1", param=prompt_param)
+    room = card.context_length - prompt_tokens
+    if room < 1:
+        raise ContextLengthError(
+            f"{TOO_LONG}: it has {prompt_tokens} tokens, but {CONTEXT} {card.context_length} tokens, prompt and"
+            f" answer together; shorten the prompt to at most {card.context_length - 1} tokens",
+            param=prompt_param,
+        )
+    return room
+
+
+def check_vocabulary(token_ids: Iterable[int], card: ModelCard, param: str) -> None:
+    """Raise InvalidRequestError if an id is not one of the model's."""
+    largest = max(token_ids, default=0)
+    if largest >= card.vocab_size:
+        raise InvalidRequestError(
+            f"{param} has the token id {largest}, but the ids of {card.name} go from 0 to {card.vocab_size - 1}",
+            param=param,
+        )

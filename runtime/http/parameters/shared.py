@@ -1,0 +1,163 @@
+"""The parameters that chat and text completions share: how to answer, for whom, and what else to tell."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, get_args
+
+import msgspec
+
+from dynrt.runtime.http.parameters.fields import Fields, Problems
+from dynrt.runtime.http.parameters.grammars import GRAMMAR, AskedGrammar, read_grammar
+from dynrt.runtime.http.parameters.request_schema import Parameter, boolean, integer, string
+from dynrt.runtime.http.parameters.sampling import MAX_INT32, MAX_LOGPROBS, SAMPLING, read_sampling
+from dynrt.runtime.messages import SamplingParams
+from dynrt.runtime.requests import LocalPrefill
+
+MAX_CHOICES = 128  # of all prompts of a request together
+MAX_NAME_CHARS = 256
+MAX_SALT_CHARS = 128
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """What a body asks for beside its prompt, each value within its own limits."""
+
+    model: str  # empty: the one model served
+    stream: bool
+    include_usage: bool  # in a stream: as a last chunk
+    continuous_usage: bool  # in a stream: in each chunk
+    n: int  # choices for each prompt
+    max_tokens: int | None  # None: not asked for; 0: only the prompt is wanted back
+    max_tokens_param: str  # the name under which it was asked for
+    sampling: partial[SamplingParams]  # lacks max_tokens, grammar and shown_special_tokens
+    grammar: AskedGrammar | None
+    shows_special_tokens: bool
+    shows_token_ids: bool
+    prompt_logprobs: int | None  # to be told beside those of an echo
+    seeded: bool
+    salt: str
+    priority: int
+    local_prefill: LocalPrefill | None
+
+
+def read_parameters(
+    fields: Fields,
+    *,
+    logprobs: int | None,
+    echo_logprobs: int | None = None,
+    max_tokens: Parameter[int | None] | None = None,
+) -> Parameters:
+    """Read the shared parameters; problems are left with `fields`.
+
+    `logprobs`, `echo_logprobs`: how many alternatives per token of the answer, of the prompt; None: no log
+    probabilities. Each endpoint has its own parameters for them. `max_tokens`: if it is not MAX_TOKENS.
+    """
+    stream = STREAM.read(fields)
+    options = STREAM_OPTIONS.read(fields)
+    n = N.read(fields)
+    newer, older = MAX_COMPLETION_TOKENS.read(fields), (max_tokens or MAX_TOKENS).read(fields)
+    _check_best_of(fields, n)
+    prompt_logprobs = _prompt_logprobs(fields, stream)
+    wanted_of_prompt = [number for number in (prompt_logprobs, echo_logprobs) if number is not None]
+    return Parameters(
+        model=MODEL.read(fields),
+        stream=stream,
+        include_usage=options.boolean("include_usage", False),
+        continuous_usage=options.boolean("continuous_usage_stats", False),
+        n=n,
+        max_tokens=older if newer is None else newer,
+        max_tokens_param="max_tokens" if newer is None else "max_completion_tokens",
+        sampling=read_sampling(fields, logprobs, max(wanted_of_prompt, default=None)),
+        grammar=read_grammar(fields),
+        shows_special_tokens=not SKIP_SPECIAL_TOKENS.read(fields),
+        shows_token_ids=RETURN_TOKEN_IDS.read(fields),
+        prompt_logprobs=prompt_logprobs,
+        seeded=fields.values.get("seed") is not None,
+        salt=CACHE_SALT.read(fields),
+        priority=PRIORITY.read(fields),
+        local_prefill=DYNRT.read(fields),
+    )
+
+
+def _check_best_of(fields: Fields, n: int) -> None:
+    """Choices are not ranked, so only as many as are returned can be asked for."""
+    if BEST_OF.read(fields) > n:
+        fields.refuse("best_of", f"it must be at most n, which is {n}: no choice is made and then dropped")
+
+
+def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
+    wanted = PROMPT_LOGPROBS.read(fields)
+    if wanted is not None and stream:
+        fields.refuse("prompt_logprobs", "it must be left out of streams; set stream to false")
+    return wanted
+
+
+def _read_stream_options(fields: Fields) -> Fields:
+    if fields.values.get("stream") in (None, False):
+        fields.refuse("stream_options", "it must be left out, or stream be true")
+    return fields.child("stream_options")
+
+
+def _read_dynrt(fields: Fields) -> LocalPrefill | None:
+    extension = fields.child("dynrt")
+    for name in extension.values:
+        if name != "local_prefill":
+            extension.refuse(name, "it must be left out: dynrt has no field but local_prefill")
+    choice = extension.values.get("local_prefill")
+    if choice is None or choice in get_args(LocalPrefill):
+        return choice
+    extension.refuse("local_prefill", 'it must be "auto", "never" or "always"')
+    return None
+
+
+MODEL = string("model", "One of /v1/models; may be left out where there is one.", MAX_NAME_CHARS)
+STREAM = boolean("stream", "Answer with server-sent events, as the text comes.", False)
+STREAM_OPTIONS = Parameter(
+    "stream_options",
+    "Only with stream: usage in a last event without choices, usage in every event.",
+    {
+        "type": ["object", "null"],
+        "properties": {
+            "include_usage": {"type": ["boolean", "null"]},
+            "continuous_usage_stats": {"type": ["boolean", "null"]},
+        },
+    },
+    _read_stream_options,
+    Fields({}, Problems()),
+)
+N = integer("n", f"Choices; those of all prompts together at most {MAX_CHOICES}.", 1, 1, MAX_CHOICES)
+BEST_OF = integer("best_of", "Taken for the sake of old clients, if it is at most n.", 1, 1, MAX_CHOICES)
+MAX_TOKENS = integer(
+    "max_tokens", "The most tokens of an answer; prompt and answer fit the context.", None, 1
+)
+MAX_COMPLETION_TOKENS = integer("max_completion_tokens", "The newer name of max_tokens; it wins.", None, 1)
+PROMPT_LOGPROBS = integer(
+    "prompt_logprobs",
+    "Log probabilities of the prompt's tokens, and of so many alternatives; not in streams.",
+    None,
+    0,
+    MAX_LOGPROBS,
+)
+RETURN_TOKEN_IDS = boolean("return_token_ids", "Tell the token ids of prompt and answer.", False)
+SKIP_SPECIAL_TOKENS = boolean("skip_special_tokens", "false: they are part of the text.", True)
+CACHE_SALT = string("cache_salt", "Only requests of the same salt share cached prompts.", MAX_SALT_CHARS)
+PRIORITY = integer(
+    "priority", "Lower ones are served first, where priorities count.", 0, -MAX_INT32, MAX_INT32
+)
+USER = Parameter[None]("user", "Ignored.", {"type": ["string", "null"]}, lambda fields: None, None)
+DYNRT = Parameter[LocalPrefill | None](
+    "dynrt",
+    "For tests and benches: whether the prompt is computed where the answer is.",
+    {
+        "type": ["object", "null"],
+        "properties": {"local_prefill": {"enum": [*get_args(LocalPrefill), None]}},
+        "additionalProperties": False,
+    },
+    _read_dynrt,
+    None,
+)
+
+SHARED: tuple[Parameter[Any], ...] = (
+    MODEL, STREAM, STREAM_OPTIONS, N, BEST_OF, MAX_COMPLETION_TOKENS, *SAMPLING, *GRAMMAR, PROMPT_LOGPROBS,
+    RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT,
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""/v1/responses, answered as the chat that it asks for."""

@@ -1,0 +1,1 @@
+"""How connections are taken: sockets, TLS, keys, and faults below the routes."""
