@@ -20,7 +20,7 @@ from process_tree import descendants, is_alive
 
 from dynrt.runtime import GenerateRequest, Runtime, RuntimeConfig, SamplingParams
 from dynrt.runtime.errors import DynrtError
-from dynrt.runtime.http.server import HttpServer
+from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.messages import pack_ids
 from dynrt.runtime.spawner import dynrt_command
 
@@ -206,6 +206,29 @@ def client_of(url: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         url, timeout=aiohttp.ClientTimeout(60), connector=aiohttp.TCPConnector(limit=0)
     )
+
+
+async def metrics_of(session: aiohttp.ClientSession) -> dict[str, float]:
+    """The samples of /metrics by name and labels, as `dynrt_requests_total{outcome="cancelled"}`."""
+    async with session.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+    return {name: float(value) for name, _, value in samples}
+
+
+def holds_nothing(metrics: Mapping[str, float]) -> bool:
+    """No request is open, no handoff either, and no engine has a request or blocks that are in use."""
+    of_engines = ('state="active"', 'state="running"', 'state="waiting"')
+    held = [
+        value
+        for name, value in metrics.items()
+        if name in ("dynrt_open_requests", "dynrt_open_handoffs")
+        or (
+            name.startswith(("dynrt_kv_blocks", "dynrt_worker_requests")) and any(map(name.count, of_engines))
+        )
+    ]
+    assert len(held) > 2, "the metrics have other names"
+    return not any(held)
 
 
 def completion(token_ids: list[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
