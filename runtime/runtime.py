@@ -112,9 +112,11 @@ class Runtime:
         finally:
             if self._is_assembled:
                 self._fleet.disband()
-            await self._offload.run(self._tracing.close)
             self._channel.close()
-            self._offload.close()
+            try:
+                await self._offload.run(self._tracing.close)
+            finally:
+                self._offload.close()
 
     async def engine_joined(self) -> None:
         """Until there is an engine: at once, unless all of them join by themselves. Raises ConfigError."""

@@ -12,12 +12,14 @@ from dynrt.engines.replies import Replies
 from dynrt.runtime.messages import Frame, Purpose, SamplingParams, Submit, pack_ids
 
 KEY = b"k" * 16
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def open_reply(purpose: Purpose = "generate", sent: str = "", **sampling: Any) -> Replies:
     """One request, of which `sent` was generated and sent before."""
     replies = Replies(byte_level())
-    submit = Submit(KEY, 0, purpose, pack_ids(ids("prompt")), SamplingParams(99, **sampling))
+    prompt_ids = pack_ids(ids("prompt"))
+    submit = Submit(KEY, 0, purpose, prompt_ids, SamplingParams(99, **sampling), traceparent=TRACEPARENT)
     replies.open(submit, ids(sent), len(sent))
     return replies
 
@@ -81,9 +83,11 @@ def test_prefill_has_one_token_to_say() -> None:
     assert len(replies) == 0
 
 
-def test_an_engines_error_is_passed_on() -> None:
+def test_an_engines_error_is_passed_on_and_logged_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
     [delta] = open_reply().deltas([Token(KEY, 0, -1, finish_reason="error", error="no such id")])
     assert (delta.finish_reason, delta.error, delta.token_ids) == ("error", "no such id", [])
+    [record] = caplog.records
+    assert (record.message, vars(record)["trace_id"]) == ("request failed", TRACEPARENT[3:35])
 
 
 def test_cancelled_requests_are_silent() -> None:

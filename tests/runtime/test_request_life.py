@@ -25,6 +25,7 @@ from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 KEY = bytes(range(16))
 PROMPT = pack_ids([5, 6, 7])
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Script = Callable[[Attempt], None]  # what the workers say to one attempt
 
 
@@ -111,7 +112,9 @@ NOBODY = NoWorkerError("no worker is up")
 
 
 def life_of(dispatcher: ScriptedDispatcher, max_tokens: int = 4) -> RequestLife:
-    request = GenerateRequest(PROMPT, SamplingParams(max_tokens), salt="tenant", request_id="r")
+    request = GenerateRequest(
+        PROMPT, SamplingParams(max_tokens), salt="tenant", request_id="r", traceparent=TRACEPARENT
+    )
     return RequestLife(KEY, request, request.sampling, "auto", dispatcher)
 
 
@@ -138,6 +141,9 @@ async def test_remote_request_goes_to_both_at_once() -> None:
         ("p1", "prefill", "p1"),
         ("d1", "reserve", "p1"),
     ]
+    assert {message.traceparent for _, message in dispatcher.told if isinstance(message, Submit)} == {
+        TRACEPARENT
+    }
     assert [closed[:2] for closed in dispatcher.closed] == [(0, True)]
     assert dispatcher.prompts == [(3, 2)]
 

@@ -89,6 +89,7 @@ class FakeKvEngine:
         limits = SchedulerLimits(context_length, VOCAB, EOS, max_batch_tokens, max_batch_requests)
         self.limits = limits
         self.pool = BlockPool(num_blocks, block_size)
+        self.now = 0.0  # counts steps
         self.scheduler = Scheduler(limits, self.pool)
         self.slots: dict[tuple[int, int], Prefix] = {}  # (block id, offset)
         self.pinned: dict[tuple[bytes, int], list[BlocksReady]] = {}
@@ -114,7 +115,8 @@ class FakeKvEngine:
         """One whole step, everything checked that can be."""
         had_work, preemptions = self.scheduler.has_work(), self.scheduler.load().preemptions_total
         tokens = self.scheduler.take_refused()
-        batch = self.scheduler.schedule(0.0)
+        self.now += 1.0
+        batch = self.scheduler.schedule(self.now)
         preempted = self.scheduler.load().preemptions_total > preemptions
         assert had_work == bool(tokens or batch.chunks or preempted)
         self.check_size(batch)

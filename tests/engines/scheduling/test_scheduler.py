@@ -77,6 +77,14 @@ def test_prompts_are_computed_in_chunks_behind_the_decodes() -> None:
     assert [(len(chunk.token_ids), chunk.start) for chunk in batch.chunks] == [(1, 4), (7, 0)]
 
 
+def test_a_request_tells_when_the_first_step_over_its_prompt_began() -> None:
+    engine = FakeKvEngine(max_batch_tokens=8)
+    engine.submit(make_request(1, prompt(20), max_tokens=2))
+    tokens = run(engine)
+    assert [token.admitted_at for token in tokens] == [1.0, None]
+    assert engine.now == 4.0, "its prompt took three"
+
+
 def test_a_prefix_hit_is_not_computed_again_but_the_last_token_is() -> None:
     engine = FakeKvEngine()
     for number in (1, 2):
