@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -42,6 +42,7 @@ from dynrt.transfer.events import (
 from dynrt.transfer.trace import TraceEvent, read_trace
 
 Mode = Literal["layerwise", "whole", "off"]
+START_S = 300.0  # importing vLLM takes 10 s of CPU, on a machine that may be busy
 DEADLINE_S = 120.0
 STOP_GRACE_S = 5.0
 SAMPLING = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
@@ -55,7 +56,9 @@ class Run(msgspec.Struct, frozen=True):
     submitted_at: float
     sampled_at: float  # prefill had the first token
     received_at: float | None  # decode had counted the last unit
-    decoded_at: float | None  # decode had its own first token
+    ready_at: float | None  # and had the first token as well, where it takes one
+    decode_began_at: float | None  # the step of decode's first own token began
+    decoded_at: float | None  # and ended
     token_ids: list[int]
     kv_bytes: int
     post_s: float
@@ -68,10 +71,24 @@ class Run(msgspec.Struct, frozen=True):
         return max(0.0, self.received_at - self.sampled_at)
 
     @property
+    def decode_wait_s(self) -> float:
+        """How long what decode waits for was there before its first step began."""
+        assert self.ready_at is not None and self.decode_began_at is not None, "nothing was handed off"
+        return max(0.0, self.decode_began_at - self.ready_at)
+
+    @property
     def first_decode_s(self) -> float:
         """From the prompt to decode's first own token."""
         assert self.decoded_at is not None, "nothing was handed off"
         return self.decoded_at - self.submitted_at
+
+
+class _Delta(NamedTuple):
+    """What one request got from one step, and when that began and ended."""
+
+    told: TokenDelta
+    began_at: float
+    ended_at: float
 
 
 class EnginePair:
@@ -90,7 +107,7 @@ class EnginePair:
         self._processes: list[Process] = []
         self._registers: dict[str, Register] = {}
         self._heard: dict[type, asyncio.Queue[Any]] = {}
-        self._deltas: asyncio.Queue[tuple[str, TokenDelta, float]] = asyncio.Queue(1000)
+        self._deltas: asyncio.Queue[_Delta] = asyncio.Queue(1000)
         self._random = random.Random(0)
 
     async def __aenter__(self) -> Self:
@@ -100,8 +117,8 @@ class EnginePair:
             transfer = msgspec.structs.replace(config.transfer, trace=str(self._traces[role]))
             config = msgspec.structs.replace(config, role=role, transfer=transfer)
             self._processes.append(ProcessSpawner().spawn(config, self._channel.address, token))
-        async with asyncio.timeout(DEADLINE_S):
-            await self._connect()
+        async with asyncio.timeout(START_S):
+            await self._connected()
         return self
 
     async def __aexit__(
@@ -142,8 +159,7 @@ class EnginePair:
         token_ids: list[int] = []
         async with asyncio.timeout(DEADLINE_S):
             while len(token_ids) < SAMPLING.max_tokens - 1:
-                _, delta, _ = await self._deltas.get()
-                token_ids += delta.token_ids
+                token_ids += (await self._deltas.get()).told.token_ids
         return token_ids
 
     def trace(self, role: str) -> list[TraceEvent]:
@@ -160,51 +176,83 @@ class EnginePair:
             reserved = await self._next(Reserved)
         if reserved is not None and mode == "layerwise":
             self._arm(reserved)
-        _, delta, sampled_at = await self._deltas.get()
+        first = await self._deltas.get()
         cpu_s = self._prefill_cpu_s() - cpu_before
         if reserved is None:
-            return await self._called_off(key, delta, submitted_at, sampled_at, cpu_s)
+            return await self._called_off(key, first, submitted_at, cpu_s)
         if mode == "whole":
             self._arm(reserved)
-        self._send("decode", FirstToken(key, 0, delta.token_ids[0], len(delta.text)))
-        return await self._handed_off(key, mode, delta, submitted_at, sampled_at, cpu_s)
+        if self._decode_takes_first_token:
+            self._send("decode", FirstToken(key, 0, first.told.token_ids[0], len(first.told.text)))
+        return await self._handed_off(key, mode, first, submitted_at, cpu_s)
+
+    @property
+    def _decode_takes_first_token(self) -> bool:
+        return self._registers["decode"].first_token_from == "prefill"
 
     def _prefill_cpu_s(self) -> float:
         pid = self._registers["prefill"].pid
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime, stime
 
-    async def _called_off(
-        self, key: bytes, delta: TokenDelta, submitted_at: float, sampled_at: float, cpu_s: float
-    ) -> Run:
+    async def _called_off(self, key: bytes, first: _Delta, submitted_at: float, cpu_s: float) -> Run:
         self._send("prefill", CancelHandoff(key, 0, "a run without a handoff"))
         await self._next(Quiesced)
         return Run(
-            key.hex(), "off", submitted_at, sampled_at, None, None, delta.token_ids, 0, 0.0, 0.0, cpu_s
+            key=key.hex(),
+            mode="off",
+            submitted_at=submitted_at,
+            sampled_at=first.ended_at,
+            received_at=None,
+            ready_at=None,
+            decode_began_at=None,
+            decoded_at=None,
+            token_ids=first.told.token_ids,
+            kv_bytes=0,
+            post_s=0.0,
+            link_s=0.0,
+            prefill_cpu_s=cpu_s,
         )
 
     async def _handed_off(
-        self, key: bytes, mode: Mode, delta: TokenDelta, submitted_at: float, sampled_at: float, cpu_s: float
+        self, key: bytes, mode: Mode, first: _Delta, submitted_at: float, cpu_s: float
     ) -> Run:
         committed, sent = await self._next(Committed), await self._next(Sent)
-        _, second, decoded_at = await self._deltas.get()
-        _, third, _ = await self._deltas.get()
-        token_ids = [*delta.token_ids, *second.token_ids, *third.token_ids]
+        takes_first = self._decode_takes_first_token
+        token_ids = list(first.told.token_ids) if takes_first else []
+        first_own = await self._deltas.get()
+        token_ids += first_own.told.token_ids
+        while len(token_ids) < SAMPLING.max_tokens:
+            token_ids += (await self._deltas.get()).told.token_ids
         return Run(
-            key.hex(),
-            mode,
-            submitted_at,
-            sampled_at,
-            committed.received_at,
-            decoded_at,
-            token_ids,
-            sent.kv_bytes,
-            sent.post_s,
-            sent.link_s,
-            cpu_s,
+            key=key.hex(),
+            mode=mode,
+            submitted_at=submitted_at,
+            sampled_at=first.ended_at,
+            received_at=committed.received_at,
+            ready_at=max(committed.received_at, first.ended_at) if takes_first else committed.received_at,
+            decode_began_at=first_own.began_at,
+            decoded_at=first_own.ended_at,
+            token_ids=token_ids,
+            kv_bytes=sent.kv_bytes,
+            post_s=sent.post_s,
+            link_s=sent.link_s,
+            prefill_cpu_s=cpu_s,
         )
 
     # --- the runtime's part -----------------------------------------------------------------------
+
+    async def _connected(self) -> None:
+        """Raises RuntimeError if an engine ends before."""
+        connecting = asyncio.ensure_future(self._connect())
+        ends = [asyncio.ensure_future(process.exited()) for process in self._processes]
+        await asyncio.wait([connecting, *ends], return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if not connecting.done():
+            connecting.cancel()
+            raise RuntimeError("an engine has ended before it was ready; it says why above")
+        await connecting
 
     async def _connect(self) -> None:
         while len(self._registers) < len(self._tokens):
@@ -222,7 +270,8 @@ class EnginePair:
         if isinstance(message, StepReport):
             for delta in message.deltas:
                 assert message.timing is not None, "tokens come out of steps"
-                self._deltas.put_nowait((incarnation, delta, message.timing.ended_at))
+                ended_at = message.timing.ended_at
+                self._deltas.put_nowait(_Delta(delta, ended_at - message.timing.duration_s, ended_at))
         else:
             self._queue(type(message)).put_nowait(message)
 
