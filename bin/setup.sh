@@ -176,7 +176,7 @@ install_vllm() { # install_vllm run|test
 
 install_vllm_itself() {
     say "installing vLLM ($(vllm_extra)): some 150 packages, about 4 GB on disk"
-    pip_install "${vllm_requirements[@]}" || return
+    pip_install --no-compile "${vllm_requirements[@]}" || return # most of it is never imported
     if [[ $(torch_build) == cuda ]]; then return; fi
     say "removing torchvision, torchaudio and torchcodec: built for CUDA, they break what imports them without it"
     "$venv/bin/python" -m pip uninstall --yes torchvision torchaudio torchcodec >>"$log" 2>&1 || return

@@ -126,4 +126,4 @@ class ProcessSpawner:
 def dynrt_command() -> list[str]:
     """How to run the dynrt executable of this very environment."""
     script = Path(sysconfig.get_path("scripts")) / "dynrt"
-    return [str(script)] if script.exists() else [sys.executable, "-m", "dynrt.runtime.cli"]
+    return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "dynrt.runtime.cli"]

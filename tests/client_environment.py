@@ -31,15 +31,13 @@ def client_python(
     name: str,
     requirements: Sequence[str],
     *,
-    without: Sequence[str] = (),
     resolve: bool = True,
     deadline_s: float = 300.0,
 ) -> Path:
     """The interpreter of a virtual environment that holds exactly `requirements` and what they need.
 
-    `without` names distributions that come with the requirements and are removed again, since they break what they
-    came with. With `resolve` False nothing but `requirements` is installed, for those that declare what cannot be
-    installed and is not needed. Every requirement must be pinned (`openai==3.57.0`), so that a kept environment
+    With `resolve` False nothing but `requirements` is installed, for those that declare what cannot be installed and
+    is not needed. Every requirement must be pinned (`openai==3.57.0`), so that a kept environment
     cannot be out of date. Processes that ask for the same environment at once build it once.
     Raises ClientEnvironmentError if a requirement is not pinned, pip fails, or the environment is not there within
     `deadline_s` seconds.
@@ -47,10 +45,10 @@ def client_python(
     _refuse_unpinned(requirements, PINNED, "NAME==VERSION")
     options = [] if resolve else ["--no-deps"]
     parts = [sys.version, os.path.realpath(sys.executable)]  # not this clone's own link to it
-    parts += [*sorted([*requirements, *options]), *(f"-{name}" for name in sorted(without))]
+    parts += sorted([*requirements, *options])
 
     def build(folder: Path, deadline: float) -> None:
-        _build_python(folder, [*options, *requirements], without, deadline)
+        _build_python(folder, [*options, *requirements], deadline)
 
     return _kept(name, parts, build, deadline_s) / "bin" / "python"
 
@@ -140,7 +138,7 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _build_python(folder: Path, install: Sequence[str], without: Sequence[str], deadline: float) -> None:
+def _build_python(folder: Path, install: Sequence[str], deadline: float) -> None:
     """By this interpreter's pip, and without compiling what may never be imported: four times as fast.
 
     `install`: requirements, and pip's options in front of them.
@@ -148,8 +146,6 @@ def _build_python(folder: Path, install: Sequence[str], without: Sequence[str], 
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], deadline)
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
     _run([*pip, "install", "--no-input", "--no-compile", *install], deadline)
-    if without:
-        _run([*pip, "uninstall", "--yes", *without], deadline)
 
 
 def _run(command: Sequence[str], deadline: float) -> None:

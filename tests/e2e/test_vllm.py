@@ -45,8 +45,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _engines_where_vllm_is(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    command = vllm_command(tmp_path_factory.mktemp("path"), "python", "-m", "dynrt.runtime.cli")
+def _engines_where_vllm_is() -> Iterator[None]:
+    command = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spawner, "dynrt_command", lambda: command)
         yield

