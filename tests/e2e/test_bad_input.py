@@ -67,7 +67,7 @@ REFUSALS = [  # path, body, status, param, what the message names
     (COMPLETIONS, b"[]", 400, None, ("not an object",)),
     (COMPLETIONS, b"", 400, None, ("empty",)),
     (COMPLETIONS, b'{"prompt": "\xff"}', 400, None, ("UTF-8",)),
-    (COMPLETIONS, {"prompt": "a", "n": 2}, 400, "n", ("2", "must be 1")),
+    (COMPLETIONS, {"prompt": "a", "n": 129}, 400, "n", ("129", "128")),
     (COMPLETIONS, {"prompt": "a", "model": "gpt-9"}, 404, "model", ('"gpt-9"', "llama")),
     (CHAT, {"messages": HELLO, "model": "gpt-9"}, 404, "model", ('"gpt-9"', "llama")),
     (CHAT, {"messages": "hello"}, 400, "messages", ('"hello"', "a list")),
