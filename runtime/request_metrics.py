@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter
@@ -14,27 +14,9 @@ from dynrt.runtime.request_times import RequestTimes
 from dynrt.runtime.tally import Tally, TallyExport
 
 LATENCY_BUCKETS_S = (
-    *(
-        0.001,
-        0.002,
-        0.003,
-        0.005,
-        0.0075,
-        0.01,
-        0.015,
-        0.02,
-        0.03,
-        0.04,
-        0.06,
-        0.08,
-        0.1,
-        0.15,
-        0.2,
-        0.3,
-        0.5,
-    ),
-    *(0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75,
+    1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
 TOKEN_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 RequestOutcome = Literal["finished", "failed", "cancelled"]
@@ -115,19 +97,19 @@ class RequestMetrics:
         )
 
     def _add_counters(self) -> None:
-        self._requests = Counter(
+        requests = Counter(
             "dynrt_requests", "Requests by how they ended", ["outcome"], registry=self._registry
         )
-        self._success = Counter(
+        success = Counter(
             "vllm:request_success",
             "Requests by why they ended",
             [*self._labels, "finished_reason"],
             registry=self._registry,
         )
-        for reason in dict.fromkeys(_FINISHED.values()):
-            self._success.labels(*self._labels.values(), reason)
-        for outcome in ("finished", "failed", "cancelled"):
-            self._requests.labels(outcome)
+        self._by_outcome = {outcome: requests.labels(outcome) for outcome in get_args(RequestOutcome)}
+        self._by_end = {
+            end: success.labels(*self._labels.values(), reason) for end, reason in _FINISHED.items()
+        }
 
     def _tally(
         self, name: str, text: str, vllm_name: str | None = None, bounds: Sequence[float] = LATENCY_BUCKETS_S
@@ -157,9 +139,8 @@ class RequestMetrics:
 
     def ended(self, request: EndedRequest) -> None:
         """Latencies and sizes are those of finished requests: others would tell how patient clients are."""
-        self._requests.labels(request.outcome).inc()
-        reason = _FINISHED[request.finish_reason or request.outcome]
-        self._success.labels(*self._labels.values(), reason).inc()
+        self._by_outcome[request.outcome].inc()
+        self._by_end[request.finish_reason or request.outcome].inc()
         if request.outcome == "finished":
             self._finished(request)
 

@@ -75,7 +75,13 @@ class RequestTimes(msgspec.Struct):
         return max(0.0, self.last_token_at - self.first_token_at) / (num_tokens - 1)
 
     def _last_admitted_at(self) -> float | None:
-        return next((one.admitted_at for one in reversed(self.stages) if one.admitted_at is not None), None)
+        for stage in reversed(self.stages):
+            if stage.admitted_at is not None:
+                return stage.admitted_at
+        return None
 
     def _last_computed_at(self) -> float | None:
-        return next((one.computed_at for one in reversed(self.stages) if one.computed_at is not None), None)
+        for stage in reversed(self.stages):
+            if stage.computed_at is not None:
+                return stage.computed_at
+        return None

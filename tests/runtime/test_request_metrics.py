@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -72,6 +72,7 @@ def test_each_end_has_vllms_word(outcome: RequestOutcome, reason: FinishReason |
     assert shown.value("dynrt_request_seconds_count") == (outcome == "finished")
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.sampled_from([1.0, 2.0, 2.5])))
 def test_every_token_behind_a_first_is_told(last_token_at: list[float]) -> None:
     shown = Shown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +25,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, str | None], float]:
 values = st.one_of(st.sampled_from(BOUNDS), st.floats(0, 200).map(lambda value: round(value, 3)))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(values, st.integers(1, 5))))
 def test_it_counts_as_a_histogram_of_prometheus_does(observed: list[tuple[float, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
