@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from dynrt.runtime.messages import FinishReason
 from dynrt.runtime.request_metrics import EndedRequest, RequestMetrics, RequestOutcome
@@ -20,15 +21,19 @@ class Shown:
         self._registry = CollectorRegistry()
         self.metrics = RequestMetrics({"model_name": "tiny", "engine": "0"}, self._registry)
 
-    def value(self, name: str, **labels: str) -> float:
+    def samples(self) -> list[Sample]:
         families = text_string_to_metric_families(generate_latest(self._registry).decode())
-        [value] = [
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        ]
-        return value
+        return [sample for family in families for sample in family.samples]
+
+    def value(self, name: str, **labels: str) -> float:
+        return value_of(self.samples(), name, **labels)
+
+
+def value_of(samples: list[Sample], name: str, **labels: str) -> float:
+    [value] = [
+        sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return value
 
 
 def ended(outcome: RequestOutcome, reason: FinishReason | None = None) -> EndedRequest:
@@ -51,7 +56,8 @@ def test_a_finished_request_is_measured() -> None:
         "request_generation_tokens": 5.0,
         "request_params_max_tokens": 100.0,
     }
-    assert {name: shown.value(f"vllm:{name}_sum") for name in expected} == expected
+    samples = shown.samples()
+    assert {name: value_of(samples, f"vllm:{name}_sum") for name in expected} == expected
     assert shown.value("dynrt_request_plan_seconds_sum") == 0.5
 
 
@@ -77,11 +83,12 @@ def test_each_end_has_vllms_word(outcome: RequestOutcome, reason: FinishReason |
 def test_every_token_behind_a_first_is_told(last_token_at: list[float]) -> None:
     shown = Shown()
     shown.metrics.tokens_followed(4.0, last_token_at)
-    assert shown.value("dynrt_inter_token_seconds_count") == len(last_token_at)
-    assert shown.value("dynrt_inter_token_seconds_sum") == sum(4.0 - at for at in last_token_at)
+    samples = shown.samples()
+    assert value_of(samples, "dynrt_inter_token_seconds_count") == len(last_token_at)
+    assert value_of(samples, "dynrt_inter_token_seconds_sum") == sum(4.0 - at for at in last_token_at)
     for bound in (1.5, 2.5, 5.0):
         expected = sum(4.0 - at <= bound for at in last_token_at)
-        assert shown.value("dynrt_inter_token_seconds_bucket", le=str(bound)) == expected
+        assert value_of(samples, "dynrt_inter_token_seconds_bucket", le=str(bound)) == expected
 
 
 def test_a_clock_that_lags_makes_no_latency_negative() -> None:
