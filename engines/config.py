@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -11,6 +11,8 @@ import msgspec
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.messages import Role
 from dynrt.transfer.options import TransferOptions
+
+POOLS = ("prefill", "decode")
 
 
 class SimConfig(msgspec.Struct, frozen=True):
@@ -61,7 +63,24 @@ def _pair(option: str, text: str, example: str) -> tuple[str, str]:
 
 
 def engine_args_of(kind: str, pairs: Sequence[str]) -> dict[str, str]:
-    """What was given as --engine-arg KEY=VALUE. Raises ConfigError for what is no pair, or is for no vLLM."""
+    """What was given as --engine-arg [prefill:|decode:]KEY=VALUE.
+
+    Raises ConfigError for what is no pair, or is for no vLLM, or for no pool.
+    """
     if pairs and kind != "vllm":
         raise ConfigError(f"--engine-arg {pairs[0]} is for --engine vllm; --engine is {kind!r}")
-    return dict(_pair("--engine-arg", pair, "max_model_len=4096") for pair in pairs)
+    arguments = dict(_pair("--engine-arg", pair, "max_model_len=4096") for pair in pairs)
+    for name in arguments:
+        pool, separator, _ = name.partition(":")
+        if separator and pool not in POOLS:
+            raise ConfigError(f"--engine-arg {name}: a pool is {' or '.join(POOLS)}, as in decode:KEY=VALUE")
+    return arguments
+
+
+def engine_args_for(role: Role, arguments: Mapping[str, str]) -> dict[str, str]:
+    """Of those for all pools and for each, what an engine of this role gets; what is for its pool wins."""
+    for_all = {name: value for name, value in arguments.items() if ":" not in name}
+    own = f"{role}:"
+    return for_all | {
+        name.removeprefix(own): value for name, value in arguments.items() if name.startswith(own)
+    }

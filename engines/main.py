@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from dynrt.engines.config import EngineConfig, SimConfig, engine_args_of, transfer_options_of
+from dynrt.engines.config import EngineConfig, SimConfig, engine_args_for, engine_args_of, transfer_options_of
 from dynrt.engines.models.resolve import prepare
 from dynrt.engines.vllm.environment import prepare_process
 from dynrt.runtime.logs import set_up_logs
@@ -51,7 +51,7 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         kv_blocks=arguments.kv_blocks,
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
-        engine_args=engine_args_of(arguments.engine, arguments.engine_arg),
+        engine_args=engine_args_for(arguments.role, engine_args_of(arguments.engine, arguments.engine_arg)),
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
         transfer=transfer_options_of(arguments.verify_kv, arguments.nixl_backend, arguments.ucx),
     )

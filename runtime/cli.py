@@ -57,7 +57,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for vLLM's EngineArgs, VALUE as JSON or text; may be given several times",
+        help="for vLLM's EngineArgs, VALUE as JSON or text; prefill:KEY or decode:KEY for one pool alone; repeatable",
     )
     parser.add_argument(
         "--sim-profile",

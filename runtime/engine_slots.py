@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
-from dynrt.engines.config import EngineConfig
+from dynrt.engines.config import EngineConfig, engine_args_for
 from dynrt.engines.models.resolve import ModelDir
 from dynrt.runtime.config import RuntimeConfig
 from dynrt.runtime.messages import Role
@@ -36,7 +36,7 @@ def _engine_config(config: RuntimeConfig, model: ModelDir, role: Role, threads: 
         kv_blocks=config.kv_blocks,
         max_batch_tokens=config.max_batch_tokens,
         max_batch_requests=config.max_batch_requests,
-        engine_args=config.engine_args,
+        engine_args=engine_args_for(role, config.engine_args),
         sim=config.sim,
         transfer=config.transfer,
     )

@@ -199,9 +199,18 @@ class Fleet:
             },
         )
         self.observer.worker_up(worker)
+        self._warn_of_misfits(worker)
         for prefill, decode in self.pairs_to_connect():
             if worker in (prefill, decode):
                 self._connect(prefill, decode)
+
+    def _warn_of_misfits(self, worker: Worker) -> None:
+        for pair in self._possible_pairs():
+            mismatch = pair_mismatch(*pair)
+            if worker in pair and mismatch is not None:
+                prefill, decode = pair
+                extra = {"prefill": prefill.id, "decode": decode.id, "because": str(mismatch)}
+                log.warning("pair cannot hand off", extra=extra)
 
     def _connect(self, prefill: Worker, decode: Worker) -> None:
         # Decode first: it must be polling when prefill's connection arrives.

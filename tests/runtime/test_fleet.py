@@ -66,6 +66,9 @@ def setting() -> Setting:
     return Setting()
 
 
+VLLM_CPU_ORDER = "block,head,vllm-cpu-amx"  # packed: nobody but vLLM on such a CPU can read it
+
+
 def geometry(**changes: Any) -> list[Any]:
     return [msgspec.structs.replace(GEOMETRY, **changes)]
 
@@ -136,6 +139,10 @@ def test_pair_that_cannot_connect_stays_down(setting: Setting) -> None:
         ({"geometry": geometry(block_size=24)}, "block_size is 16 on prefill and 24 on decode"),
         ({"geometry": geometry(dtype="bfloat16")}, "dtype is 'float32' on prefill and 'bfloat16' on decode"),
         ({"geometry": geometry(total_kv_heads=2)}, "model_kv_heads is 1 on prefill and 2 on decode"),
+        (
+            {"geometry": geometry(order=VLLM_CPU_ORDER), "engine_kind": "vllm"},
+            f"order is '{GEOMETRY.order}' on prefill and '{VLLM_CPU_ORDER}' on decode",
+        ),
     ],
 )
 def test_mismatch_names_the_field_and_both_values(
@@ -146,6 +153,19 @@ def test_mismatch_names_the_field_and_both_values(
     assert list(setting.fleet.pairs_to_connect()) == []
     with pytest.raises(ConfigError, match=f"worker p has no partner to hand off with: {message}"):
         setting.fleet.check_partners()
+
+
+def test_engine_that_joins_and_fits_nobody_is_told(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting.add("p", "prefill")
+    assert not caplog.records
+    setting.add("d", "decode", geometry=geometry(dtype="bfloat16"))
+    [record] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert (record.message, vars(record)["because"]) == (
+        "pair cannot hand off",
+        "dtype is 'float32' on prefill and 'bfloat16' on decode",
+    )
 
 
 def test_numbers_of_blocks_may_differ(setting: Setting) -> None:

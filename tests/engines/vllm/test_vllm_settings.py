@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynrt.engines.config import engine_args_of
+from dynrt.engines.config import engine_args_for, engine_args_of
 from dynrt.engines.vllm.versions import check_version
 from dynrt.runtime.errors import ConfigError
 
@@ -36,3 +36,15 @@ def test_engine_arg_that_is_no_pair(pair: str) -> None:
 def test_engine_arg_for_another_engine() -> None:
     with pytest.raises(ConfigError, match="is for --engine vllm; --engine is 'native'"):
         engine_args_of("native", ["max_model_len=1"])
+
+
+def test_engine_args_of_one_pool_win_over_those_of_all() -> None:
+    given = engine_args_of("vllm", ["decode:max_num_seqs=64", "max_num_seqs=8", "prefill:block_size=64"])
+    assert engine_args_for("prefill", given) == {"max_num_seqs": "8", "block_size": "64"}
+    assert engine_args_for("decode", given) == {"max_num_seqs": "64"}
+    assert engine_args_for("both", given) == {"max_num_seqs": "8"}
+
+
+def test_engine_arg_for_a_pool_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="--engine-arg both:block_size: a pool is prefill or decode"):
+        engine_args_of("vllm", ["both:block_size=64"])
