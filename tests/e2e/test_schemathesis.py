@@ -57,7 +57,7 @@ async def test_every_route(schemathesis: Path, model: str, tmp_path: Path) -> No
 async def test_generation_on_the_native_engine(schemathesis: Path, model: str, tmp_path: Path) -> None:
     config = RuntimeConfig(model, prefill=0, dtype="float32", kv_blocks=512)
     async with embedded(config) as server:
-        routes = "--include-path-regex", "^/v1/.*completions$"
+        routes = "--include-path-regex", "^/v1/(.*completions|responses|messages)$"
         await passes(
             schemathesis, server.url, *routes, "--phases", "fuzzing", "--max-examples", 3, cwd=tmp_path
         )
