@@ -19,6 +19,7 @@ from dynrt.runtime.errors import ConfigError
 log = logging.getLogger("dynrt.engine")
 
 CPU_KV_BYTES = 1 << 30  # as for the native engine; vLLM would take nearly all of the host's memory
+CPU_WORKER = "dynrt.engines.vllm.cpu_worker.SeededCpuWorker"
 # Without these the engine would be another one than the rest of the process expects.
 OURS = frozenset(
     {
@@ -75,7 +76,7 @@ def _check_device(device: str) -> None:
 
 
 def _defaults(config: EngineConfig) -> dict[str, Any]:
-    on_cpu = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
+    on_cpu = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES, "worker_cls": CPU_WORKER}
     return {
         "dtype": config.dtype,
         "max_model_len": -1,  # the model's, or as much as the KV cache holds

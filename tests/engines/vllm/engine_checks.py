@@ -528,6 +528,14 @@ def test_seed_bias_and_limits(bench: Bench) -> None:
     assert len(set(varied)) == 12
 
 
+def test_seed_does_not_depend_on_how_many_steps_the_prompt_takes(bench: Bench) -> None:
+    prompt, drawn = random_prompt(200, seed=31), greedy(temperature=1.0, seed=3)
+    in_chunks = bench.local(prompt, drawn, salt="seed")
+    at_once = bench.local(prompt, drawn, salt="seed")
+    assert (in_chunks[0].cached_tokens, at_once[0].cached_tokens) == (0, 192)
+    assert token_ids(in_chunks) == token_ids(at_once) == token_ids(bench.hand_off(prompt, drawn))
+
+
 def test_goes_on_behind_outputs_generated_elsewhere(bench: Bench) -> None:
     prompt = random_prompt(50, seed=303)
     whole = token_ids(bench.local(prompt, greedy(12)))
