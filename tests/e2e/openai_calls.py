@@ -47,7 +47,9 @@ def completion(client: openai.OpenAI, model: str) -> dict[str, Any]:
 
 def choices(client: openai.OpenAI, model: str) -> dict[str, Any]:
     """Two prompts of two choices each, whole and streamed, and one of these choices by itself."""
-    arguments: dict[str, Any] = {"model": model, "max_tokens": 6, "seed": 5}
+    arguments: dict[str, Any] = {
+        "model": model, "max_tokens": 6, "seed": 5, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
     prompts = ["Paris is the", "Once upon a"]
     whole = client.completions.create(**arguments, prompt=prompts, n=2)
     streamed = [""] * 4
@@ -89,6 +91,48 @@ def logprobs(client: openai.OpenAI, model: str) -> dict[str, Any]:
         "echo": echo.text,
         "of_echo": echo.logprobs.model_dump() if echo.logprobs else None,
     }
+
+
+def token_ids(client: openai.OpenAI, model: str) -> dict[str, Any]:
+    """Of a text that a stop string ends, whole and streamed, and what they spell."""
+    arguments: dict[str, Any] = {
+        "model": model, "prompt": "Paris is the", "max_tokens": 12, "temperature": 0, "stop": "gest an",
+        "extra_body": {"return_token_ids": True},
+    }  # fmt: skip
+    whole = client.completions.create(**arguments).choices[0]
+    parts = [chunk.choices[0] for chunk in client.completions.create(**arguments, stream=True)]
+    ids: list[int] = extra(whole, "token_ids")
+    return {
+        "texts": [whole.text, "".join(part.text for part in parts)],
+        "ids": [ids, [token_id for part in parts for token_id in extra(part, "token_ids") or ()]],
+        "spelled": asked(client, "detokenize", model=model, tokens=ids)["prompt"],
+        "stop_reason": extra(whole, "stop_reason"),
+    }
+
+
+def half_a_character(client: openai.OpenAI, model: str) -> dict[str, Any]:
+    """The answer is the first byte of a parrot, whole and streamed."""
+    parrot = asked(client, "tokenize", model=model, prompt="🦜", add_special_tokens=False)["tokens"]
+    arguments: dict[str, Any] = {
+        "model": model, "prompt": "Repeat: ", "max_tokens": 1, "logit_bias": {str(parrot[0]): 100}, "logprobs": 0,
+    }  # fmt: skip
+    whole = client.completions.create(**arguments).choices[0]
+    parts = [chunk.choices[0] for chunk in client.completions.create(**arguments, stream=True)]
+    return {
+        "texts": [whole.text, "".join(part.text for part in parts)],
+        "token": whole.logprobs and whole.logprobs.tokens,
+        "parrot": len(parrot),
+    }
+
+
+def extra(model: Any, name: str) -> Any:
+    """A field that OpenAI has not."""
+    return (model.model_extra or {}).get(name)
+
+
+def asked(client: openai.OpenAI, route: str, **body: Any) -> Any:
+    """Of a route beside OpenAI's."""
+    return client.post(str(client.base_url.copy_with(path=f"/{route}")), cast_to=object, body=body)
 
 
 def structured(client: openai.OpenAI, model: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ async def test_completion(openai_python: Path, server: Command) -> None:
 
 async def test_choices(openai_python: Path, server: Command) -> None:
     answer = await called(openai_python, server, "choices")
-    assert answer["indices"] == [0, 1, 2, 3] and answer["tokens"] <= 24
+    assert answer["indices"] == [0, 1, 2, 3] and answer["tokens"] == 4 * 6
     assert answer["streamed"] == answer["whole"], "seeds are derived from the one asked for"
     assert answer["alone"] == answer["whole"][2], "a prompt's first choice is what it gets by itself"
     assert len(set(answer["whole"])) > 2
@@ -86,6 +86,19 @@ async def test_logprobs(openai_python: Path, server: Command) -> None:
     for token, begin, end in zip(told["tokens"], told["text_offset"], ends, strict=True):
         assert token.startswith("bytes:") or text[begin:end] == token
     assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
+
+
+async def test_token_ids_and_text_agree_about_a_stop_string(openai_python: Path, server: Command) -> None:
+    answer = await called(openai_python, server, "token_ids")
+    assert answer["texts"][0] == answer["texts"][1] and answer["ids"][0] == answer["ids"][1]
+    assert answer["stop_reason"] == "gest an"
+    assert answer["spelled"].startswith(answer["texts"][0] + "gest an")
+
+
+async def test_an_answer_of_half_a_character(openai_python: Path, server: Command) -> None:
+    answer = await called(openai_python, server, "half_a_character")
+    assert answer["parrot"] > 1 and answer["texts"] == ["\ufffd"] * 2
+    assert answer["token"][0].startswith("bytes:\\x")
 
 
 async def test_structured_answers(openai_python: Path, server: Command) -> None:
