@@ -39,7 +39,8 @@ class Arrival(msgspec.Struct, frozen=True):
 class Attempt:
     """Bounded by max_tokens: a reader that is slow finds what came meanwhile, all at once.
 
-    A decode worker with `first_token_from` "decode" samples the first token itself: then nobody reads prefill's.
+    A decode worker with `first_token_from` "decode" samples the first token itself: then nobody reads prefill's. Its
+    tokens may come before prefill has told of its step; they wait for what only that step knows of the prompt.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Attempt:
         self.request_times = request_times if request_times is not None else RequestTimes(0.0)
         self.request_times.stages.append(self.stage)
         self._decode_samples = first_token_from == "decode" and self.is_remote
+        self._awaits_prefill = self._decode_samples
         self._has_begun = False
         self._unread: TokenDelta | None = None  # prefill's, until decode's next takes along what it says
         self._arrivals: list[Arrival] = []
@@ -99,12 +101,26 @@ class Attempt:
             return 0
         if self._decode_samples and arrival.incarnation == self.prefill:
             self._unread = arrival.delta
+            self._prefill_has_told()
             return 0
+        if self._awaits_prefill:
+            self._arrivals.append(arrival)
+        else:
+            self._append(arrival)
+        return len(arrival.delta.token_ids)
+
+    def _prefill_has_told(self) -> None:
+        """Or never will: what came before is read from now on."""
+        self._awaits_prefill = False
+        waiting, self._arrivals = self._arrivals, []
+        for arrival in waiting:
+            self._append(arrival)
+
+    def _append(self, arrival: Arrival) -> None:
         if self._decode_samples or self._unread is not None:
             arrival = self._about_the_prompt(arrival)
         self._arrivals.append(arrival)
         self._news.set()
-        return len(arrival.delta.token_ids)
 
     def _note_times(self, arrival: Arrival) -> None:
         times = self.times
@@ -147,6 +163,7 @@ class Attempt:
     def inherit(self, held: Attempt) -> None:
         """What was said of the prompt by the attempt that computed it, and that nobody has read yet."""
         self._unread = held._unread
+        self._awaits_prefill = self._decode_samples and held._awaits_prefill
 
     def first_token(self, arrival: Arrival) -> FirstToken | None:
         """What decode must know of this arrival: the one token from prefill, if the request goes on behind it."""
@@ -167,6 +184,7 @@ class Attempt:
             self.take is not None
             and self._is_awaited
             and not self._news.is_set()
+            and not self._arrivals
             and self.times.first_step is not None
             and delta.finish_reason is None
             and delta.cached_tokens is None
@@ -189,6 +207,8 @@ class Attempt:
             self.fail(AttemptError(f"its decode worker was lost: {reason}", incarnation))
         elif incarnation == self.prefill and not self._has_begun:
             self.fail(AttemptError(f"its prefill worker was lost: {reason}", incarnation))
+        elif incarnation == self.prefill and self._awaits_prefill:
+            self._prefill_has_told()
         # A prefill worker lost later: the decode end knows whether it had everything, and says so.
 
     async def read(self) -> list[Arrival]:

@@ -84,7 +84,8 @@ class Attempts:
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
         arrival = Arrival(delta, worker.incarnation, report.timing)
-        if delta.cached_tokens is not None and attempt.stage.computed_at is None:
+        computes = attempt.computes(arrival) or not attempt.is_remote
+        if computes and delta.cached_tokens is not None and attempt.stage.computed_at is None:
             _note_prefill(attempt.stage, worker, arrival, ended_at)
         num_tokens = attempt.arrive(arrival)
         if attempt.computes(arrival):

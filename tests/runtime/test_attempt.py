@@ -90,6 +90,27 @@ def test_a_decode_worker_that_samples_is_told_no_token_and_its_client_is_told_wh
     assert (first.token_ids, first.cached_tokens, second.cached_tokens) == ([8], 5, None)
 
 
+async def test_decodes_tokens_wait_for_what_prefill_tells_of_the_prompt() -> None:
+    attempt = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
+    assert attempt.arrive(arrival(7, "d")) == attempt.arrive(arrival(8, "d")) == 1
+    reader = asyncio.create_task(attempt.read())
+    await asyncio.sleep(0)
+    assert not reader.done() and not attempt.pass_on(arrival(9, "d").delta)
+    attempt.arrive(Arrival(TokenDelta(KEY, 3, [7], cached_tokens=5, text=""), "p", None))
+    first, second = [one.delta for one in await reader]
+    assert (first.token_ids, first.cached_tokens) == ([7], 5)
+    assert (second.token_ids, second.cached_tokens) == ([8], None)
+    attempt.arrive(arrival(9, "d"))
+    assert [one.delta.token_ids for one in await attempt.read()] == [[9]]
+
+
+async def test_decodes_tokens_do_not_wait_for_a_prefill_worker_that_is_lost() -> None:
+    attempt = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
+    attempt.arrive(arrival(7, "d"))
+    attempt.worker_lost("p", "it was killed")
+    assert [one.delta.token_ids for one in await attempt.read()] == [[7]]
+
+
 def test_a_prefill_worker_that_decodes_on_does_not_count_its_own_prompt_as_cached() -> None:
     held = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
     held.arrive(Arrival(TokenDelta(KEY, 3, [7], "abc", cached_tokens=5), "p", None))
