@@ -21,16 +21,40 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 COMPILED_KEPT = 64  # grammars; clients send the same ones again and again
+TRIED_BYTES = 32
 _ANY_OBJECT = '{"type": "object"}'
 # JSON allows any white space between its tokens; models that may write it without end sometimes do
 _JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,40}"}
 
 
 def check(grammar: Grammar) -> None:
-    """Raises InvalidRequestError, saying what is wrong with it. Takes milliseconds, for huge schemas longer."""
-    problem = LLMatcher.validate_grammar(_source(grammar))
+    """Raises InvalidRequestError, saying what is wrong with it. Takes milliseconds, for huge schemas longer.
+
+    Some turn out to be endless or too complex only as they are followed, so the beginning of an answer is tried.
+    """
+    source = _source(grammar)
+    problem = LLMatcher.validate_grammar(source) or _problem_of_following(source)
     if problem:
         raise _invalid(grammar, problem)
+
+
+def _problem_of_following(source: str) -> str | None:
+    matcher = LLMatcher(_byte_tokens(), source, log_level=0)
+    if matcher.is_error():
+        return None  # it names special tokens, which bytes have not
+    for _ in range(TRIED_BYTES):
+        bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        if matcher.is_error():
+            return matcher.get_error()
+        if matcher.is_stopped():
+            return None
+        matcher.consume_token((bits & -bits).bit_length() - 1)  # the lowest bit
+    return None
+
+
+@lru_cache(1)
+def _byte_tokens() -> LLTokenizer:
+    return LLTokenizer("byte")
 
 
 class GrammarCompiler:

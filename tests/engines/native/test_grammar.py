@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -125,7 +126,25 @@ def test_what_cannot_be_obeyed_is_refused_alike_with_a_tokenizer_and_without(
     assert with_tokenizer.value.message == without.value.message
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_schema", '{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'),
+        Grammar("regex", "(((a{1,100}){1,100}){1,100}){1,100}"),
+    ],
+    ids=str,
+)
+def test_what_turns_out_to_be_too_complex_only_as_it_is_followed_is_refused(grammar: Grammar) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be obeyed"):
+        check(grammar)
+
+
 def test_what_can_be_obeyed_passes_the_check() -> None:
     for grammar, _ in CASES.values():
         check(grammar)
     check(Grammar("json_object"))
+    check(Grammar("choice", '["a"]'))
+    check(Grammar("grammar", "start: <|im_end|>"))
+    check(Grammar("json_schema", json.dumps({"enum": [f"value {number}" for number in range(10_000)]})))
+    nodes = {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}}
+    check(Grammar("json_schema", json.dumps({"$defs": nodes, "$ref": "#/$defs/node"})))
