@@ -16,6 +16,7 @@ TURN_S = 0.001  # a message more may be under way when it is over
 class _Letter(NamedTuple):
     message: Any
     reply: asyncio.Future[Any] | None
+    fault: Exception | None = None  # instead of a message: what the actor is to end with
 
 
 class Actor(ABC, Generic[Message]):
@@ -24,10 +25,16 @@ class Actor(ABC, Generic[Message]):
     def __init__(self, name: str, mailbox_limit: int = 16_384) -> None:
         self.name = name
         self._mailbox: asyncio.Queue[_Letter] = asyncio.Queue(mailbox_limit)
+        self._is_waiting = False
 
     @property
     def mailbox_size(self) -> int:
         return self._mailbox.qsize()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """It waits for a message: what is done to it now is done in its turn."""
+        return self._is_waiting and self._mailbox.empty()
 
     def tell(self, message: Message) -> None:
         """Send without waiting. Raises MailboxFullError at the bound."""
@@ -43,6 +50,10 @@ class Actor(ABC, Generic[Message]):
         except TimeoutError:
             raise AskTimeoutError(f"{self.name} did not answer within {timeout_s:g} s") from None
 
+    def fail(self, fault: Exception) -> None:
+        """End it, and let its owner know why: for what went wrong in a turn that another task took at its rest."""
+        self._put(_Letter(None, None, fault))
+
     @abstractmethod
     async def receive(self, message: Message) -> Any:
         """Handle one message; the returned value answers an `ask`. A DynrtError refuses the asker, no more."""
@@ -54,12 +65,15 @@ class Actor(ABC, Generic[Message]):
         """
         loop = asyncio.get_running_loop()
         while True:
+            self._is_waiting = True
             letter = await self._mailbox.get()
+            self._is_waiting = False
             turn_ends_at = loop.time() + TURN_S
             await self._handle(letter)
             while not self._mailbox.empty() and loop.time() < turn_ends_at:
                 await self._handle(self._mailbox.get_nowait())
-            await asyncio.sleep(0)
+            if not self._mailbox.empty():
+                await asyncio.sleep(0)
 
     def _put(self, letter: _Letter) -> None:
         try:
@@ -70,6 +84,8 @@ class Actor(ABC, Generic[Message]):
             ) from None
 
     async def _handle(self, letter: _Letter) -> None:
+        if letter.fault is not None:
+            raise letter.fault
         try:
             answer = await self.receive(letter.message)
         except DynrtError as error:

@@ -212,7 +212,7 @@ class Attempts:
 
     async def _route(self, request: PlanRequest) -> Route:
         try:
-            plan = await self._planner.ask(request, PLAN_TIMEOUT_S)
+            plan = await self._planner.plan(request, PLAN_TIMEOUT_S)
         except BaseException:
             # Nobody waits for the plan any more, but it may have been made, or still be.
             self._planner.tell(RequestEnded(request.key, finished=False))

@@ -13,7 +13,7 @@ from dynrt.planner.events import CacheEvents, CacheSnapshot
 from dynrt.planner.plan import NoPlan, Plan, PlanRequest, WorkerFacts
 from dynrt.planner.planner import Planner
 from dynrt.runtime.actor import TURN_S, Actor
-from dynrt.runtime.errors import ContextLengthError, NoWorkerError, OverloadedError
+from dynrt.runtime.errors import ContextLengthError, DynrtError, NoWorkerError, OverloadedError
 from dynrt.runtime.messages import EngineLoad, Register, SnapshotRequest, StepTiming
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.snapshot_asks import SnapshotAsks
@@ -122,6 +122,19 @@ class PlannerActor(Actor[PlannerMessage]):
         """No load is counted anywhere."""
         loads = [self._planner.load(incarnation) for incarnation in self._workers]
         return not any(load.prefill_requests or load.decode_requests for load in loads)
+
+    async def plan(self, request: PlanRequest, timeout_s: float) -> Plan:
+        """As `ask`, but at once where nothing comes before it: nearly always, and at half the cost."""
+        if not self.is_at_rest:
+            answer: Plan = await self.ask(request, timeout_s)
+            return answer
+        try:
+            return self._plan(request)
+        except DynrtError:
+            raise
+        except Exception as fault:
+            self.fail(fault)
+            raise
 
     async def receive(self, message: PlannerMessage) -> Plan | None:
         if isinstance(message, PlanRequest):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
 
 import msgspec
@@ -114,11 +114,11 @@ class RequestLife:
         for _ in range(max_attempts):
             self._attempt = await self._start(excluded, no_worker_wait_s)
             try:
-                async for output in self._stream():
+                while not self.finished:
+                    output = self._absorb(await self._arrivals())
                     self.finish_reason = output.finish_reason
                     yield output
-                if self.finished:
-                    return
+                return
             except AttemptError as failure:
                 reason = failure.reason
                 excluded = frozenset({failure.lost} if failure.lost else ())
@@ -199,17 +199,13 @@ class RequestLife:
             traceparent=self.request.traceparent,
         )
 
-    async def _stream(self) -> AsyncIterator[GenerateOutput]:
+    async def _arrivals(self) -> list[Arrival]:
+        """What has come; from another decode worker, if this one has no room."""
         while True:
             try:
-                arrivals = await self._attempt.read()
+                return await self._attempt.read()
             except NoRoomError:
                 self._attempt = await self._move_on(self._attempt)
-                continue
-            output = self._absorb(arrivals)
-            yield output
-            if output.finish_reason is not None:
-                return
 
     def _pass_on(self, delta: TokenDelta) -> bool:
         assert self._sink is not None

@@ -151,7 +151,8 @@ class ZmqRouter(Generic[Sent, Received]):
 
     def _drain_again(self) -> None:
         self._redrain = None
-        self._drain()
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than to read in vain
+            self._drain()
 
     def _drain(self) -> None:
         for _ in range(DRAIN_BATCH):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -61,20 +60,37 @@ def outputs_of(
     """
     assert requests and len(requests) % per_prompt == 0
     if len(requests) == 1:
-        return aclosing(_alone(backend, requests[0], sink))
+        return LoneOutputs(backend.generate(requests[0], sink))
     return MergedOutputs(backend, requests, per_prompt)
 
 
-async def _alone(
-    backend: Backend, request: GenerateRequest, sink: FrameSink | None
-) -> AsyncGenerator[IndexedOutput, None]:
-    """Most requests have one choice: it needs no task and no queue."""
-    async with aclosing(backend.generate(request, sink)) as outputs:
-        async for output in outputs:
-            yield 0, output
-            if output.finish_reason is not None:
-                return
-    raise EngineError("the engine's output ended without a finish reason")
+class LoneOutputs:
+    """See `outputs_of`. Most requests have one choice: it needs no task and no queue."""
+
+    def __init__(self, outputs: AsyncGenerator[GenerateOutput, None]) -> None:
+        self._outputs = outputs
+        self._has_finished = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._outputs.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> IndexedOutput:
+        if self._has_finished:
+            raise StopAsyncIteration
+        try:
+            output = await anext(self._outputs)
+        except StopAsyncIteration:
+            raise EngineError("the engine's output ended without a finish reason") from None
+        self._has_finished = output.finish_reason is not None
+        return 0, output
 
 
 class MergedOutputs:
@@ -118,7 +134,7 @@ class MergedOutputs:
         """Put a choice's outputs into the queue; its failure too, as that is for the reader to raise."""
         try:
             await self._turn(index)
-            async with aclosing(_alone(self._backend, self._requests[index], None)) as outputs:
+            async with LoneOutputs(self._backend.generate(self._requests[index], None)) as outputs:
                 async for _, output in outputs:
                     self._in_cache[index // self._per_prompt].set()
                     await self._queue.put((index, output))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from aiohttp import web
 
@@ -26,22 +25,11 @@ class OpenRequests:
     def __len__(self) -> int:
         return len(self._cuts)
 
-    @asynccontextmanager
-    async def admit(self) -> AsyncIterator[None]:
+    def admit(self) -> Admission:
         """Raises OverloadedError at once while draining, and out of the body when `drain` runs out of time."""
         if self.draining:
             raise _ending("takes no new requests")
-        cut = asyncio.timeout(None)
-        try:
-            async with cut:
-                self._enter(cut)
-                yield
-        except TimeoutError:
-            if cut.expired():
-                raise _ending("could not finish this request in time") from None
-            raise
-        finally:
-            self._leave(cut)
+        return Admission(self)
 
     async def drain(self, drain_s: float) -> None:
         """Admit nothing more, wait up to `drain_s` for the open requests, cut those that are left."""
@@ -54,14 +42,35 @@ class OpenRequests:
             for cut in self._cuts:
                 cut.reschedule(now)
 
-    def _enter(self, cut: asyncio.Timeout) -> None:
+    def enter(self, cut: asyncio.Timeout) -> None:
         self._cuts.add(cut)
         self._idle.clear()
 
-    def _leave(self, cut: asyncio.Timeout) -> None:
+    def leave(self, cut: asyncio.Timeout) -> None:
         self._cuts.discard(cut)
         if not self._cuts:
             self._idle.set()
+
+
+class Admission:
+    """See OpenRequests.admit; a generator would cost every request some more."""
+
+    def __init__(self, requests: OpenRequests) -> None:
+        self._requests = requests
+        self._cut = asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._cut.__aenter__()
+        self._requests.enter(self._cut)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._requests.leave(self._cut)
+        try:
+            await self._cut.__aexit__(kind, error, trace)
+        except TimeoutError:  # by the cut: the body's own is not raised here
+            raise _ending("could not finish this request in time") from None
 
 
 def _ending(what: str) -> OverloadedError:

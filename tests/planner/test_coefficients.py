@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynrt.planner.coefficients import Coefficients, FleetFit, StepFit, assumed_coefficients
+from dynrt.planner.coefficients import (
+    LEARN_ALL,
+    LEARN_EVERY,
+    Coefficients,
+    FleetFit,
+    StepFit,
+    assumed_coefficients,
+)
 from dynrt.runtime.messages import StepTiming
 
 KV_BYTES = 131072
@@ -120,6 +127,21 @@ def test_workers_of_one_fleet_may_differ() -> None:
         fleet.add("slow", prefill_step(random, slow))
     ratio = fleet.of("slow").prefill_token_ms / fleet.of("fast").prefill_token_ms
     assert ratio == pytest.approx(4, rel=0.1)
+
+
+def test_of_many_steps_alike_few_are_enough_to_follow_a_worker_that_slows_down() -> None:
+    random = Random(7)
+    slow = Coefficients(*(3 * value for value in msgspec.structs.astuple(TRUTH)))
+    fleet, fit = FleetFit(), StepFit()
+    fleet.add_worker("w", KV_BYTES)
+    wanted = 0
+    for truth in (TRUTH, slow):
+        for _ in range(8000):
+            step = random.choice((decode_step, prefill_step))(random, truth)
+            fleet.add("w", step)
+            wanted += fit.wants(step)
+    assert wanted < 16_000 / LEARN_EVERY + 2 * LEARN_ALL
+    assert_close(fleet.of("w"), slow, 0.1)
 
 
 def test_a_step_without_duration_is_ignored() -> None:

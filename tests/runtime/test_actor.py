@@ -97,3 +97,20 @@ async def test_defect_ends_the_actor_even_when_asked() -> None:
         await actor.run()
     with pytest.raises(AskTimeoutError):
         await asker
+
+
+async def test_at_rest_only_while_it_waits_and_nothing_waits_for_it(doubler: Doubler) -> None:
+    await doubler.ask(1, 5.0)
+    assert doubler.is_at_rest
+    doubler.tell(1)
+    assert not doubler.is_at_rest
+    await doubler.ask(2, 5.0)
+    assert doubler.is_at_rest
+
+
+async def test_fault_of_a_turn_taken_at_its_rest_ends_it() -> None:
+    actor = Doubler()
+    task = asyncio.create_task(actor.run())
+    actor.fail(LookupError("what was to be there is not"))
+    with pytest.raises(LookupError):
+        await asyncio.wait_for(task, 5.0)

@@ -181,3 +181,24 @@ async def test_a_request_that_would_wait_for_too_long_is_refused(
     made = metrics.registry.get_sample_value("dynrt_plan_reasons_total", {"reason": "expected sooner"})
     refused = metrics.registry.get_sample_value("dynrt_plan_refusals_total", {"reason": reason})
     assert (made or 0, refused) == ({"too_slow": 0, "queues_full": 2}[reason], 1)
+
+
+async def test_a_plan_at_rest_is_made_at_once_and_behind_news_in_turn(planner: PlannerActor) -> None:
+    up(planner)
+    assert (await planner.plan(request(), 5.0)).decode == "d", "what was told before counts"
+    assert planner.is_at_rest
+    with pytest.raises(StopIteration) as ended:
+        planner.plan(request(), 5.0).send(None)
+    assert ended.value.value.decode == "d"
+
+
+async def test_a_defect_in_a_plan_at_rest_ends_the_planner(asked: Asked, metrics: Metrics) -> None:
+    actor = PlannerActor(Planner(Random(0)), asked, metrics)
+    task = asyncio.create_task(actor.run())
+    with pytest.raises(NoWorkerError):
+        await actor.ask(request(), 5.0)
+    assert actor.is_at_rest
+    with pytest.raises(AssertionError):
+        await actor.plan(request(num_tokens=0), 5.0)
+    with pytest.raises(AssertionError):
+        await asyncio.wait_for(task, 5.0)

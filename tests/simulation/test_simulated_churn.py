@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_engine import Harm
-from sim_world import Fault, SimWorld, served
+from sim_world import Fault, SimWorld, served, until
 
 from dynrt.runtime.virtual_time import run_virtually
 
@@ -29,11 +29,11 @@ def test_an_engine_that_dies_between_introduction_and_connection(
         async with world.runtime(**LIMITS) as runtime:
             joined = world.join(role)  # type: ignore[arg-type]
             await asyncio.gather(*(served(runtime, world, 40 * n + 1, 6) for n in range(4)))
+            await until(lambda: fault.has_struck, "the engine that joined has been introduced")
             await world.complete(runtime, 3 if joined.is_alive else 2)
             await served(runtime, world, 60, 6)
 
     run_virtually(main())
-    assert fault.has_struck
 
 
 @settings(max_examples=6, deadline=None)
