@@ -12,7 +12,12 @@ import pytest_asyncio
 from client_environment import client_python, printed_by
 from live_server import Command, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(400),  # the first time, environments are built
+]
 
 MODEL = "smollm2-135m"
 

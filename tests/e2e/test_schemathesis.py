@@ -13,10 +13,14 @@ from tiny_model import write_tiny_model
 from dynrt.engines.config import SimConfig
 from dynrt.runtime import RuntimeConfig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),  # the first time, its environment is built
+]
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-LIMIT_S = 100.0
+LIMIT_S = 200.0
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,11 @@ from dynrt.runtime.http.options import EndpointOptions
 from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.requests import GenerateOutput
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),  # the first time, environments are built
+]
 
 CALLS = Path(__file__).parents[2] / "e2e"
 needs_node = pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")

@@ -139,6 +139,16 @@ async def test_the_trace_of_a_request_is_told(
     assert (await lines.next()).get("trace_id") == trace_id
 
 
+async def test_requests_of_one_trace_are_told_apart(client: aiohttp.ClientSession, lines: Lines) -> None:
+    ids = []
+    for _ in range(2):
+        headers = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
+        async with client.post("/v1/completions", json=text(), headers=headers) as response:
+            ids.append(response.headers["X-Request-Id"])
+        assert (await lines.next())["request"] == ids[-1]
+    assert ids[0] != ids[1] and TRACE_ID not in "".join(ids)
+
+
 async def test_answers_are_counted_by_route_and_status_and_connections(
     client: aiohttp.ClientSession, connect, backend: ScriptedBackend
 ) -> None:
