@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from client_environment import ClientEnvironmentError, client_python
+from client_environment import ClientEnvironmentError, client_node, client_python
 
 BUILD_DEADLINE_S = 140.0  # one build takes 5 s; a busy machine needs its time
 
@@ -24,6 +24,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_requirement_that_is_not_pinned_is_refused(cache: Path, requirement: str) -> None:
     with pytest.raises(ClientEnvironmentError, match="is not pinned"):
         client_python("six", ["idna==3.10", requirement])
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("package", ["openai", "openai@latest", "openai@^6.49.0", "file:../x", "--global"])
+def test_npm_package_that_is_not_pinned_is_refused(cache: Path, package: str) -> None:
+    with pytest.raises(ClientEnvironmentError, match="is not pinned"):
+        client_node("node", ["@scope/name@1.0.0", package])
     assert not cache.exists()
 
 
