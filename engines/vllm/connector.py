@@ -87,7 +87,11 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         chunks = list(_chunks(scheduler_output))
         spans = [(start, end) for _name, start, end in chunks]
-        self._link.step = StepSeen(StepWork.of_spans(spans), len(scheduler_output.preempted_req_ids or ()))
+        self._link.step = StepSeen(
+            StepWork.of_spans(spans),
+            num_preempted=len(scheduler_output.preempted_req_ids or ()),
+            admitted=frozenset(new.req_id for new in scheduler_output.scheduled_new_reqs),
+        )
         tables = scheduler_output.kv_connector_block_state
         assert tables is not None
         handoffs = self._link.handoffs

@@ -146,7 +146,7 @@ class VllmEngine:
         return not self._is_stuck and (has_active or bool(self._scheduler.finished_req_ids))
 
     def step(self, hook: LayerHook) -> StepOutput:
-        started_at = time.perf_counter()
+        started_at, began_at = time.perf_counter(), time.monotonic()
         self._link.hook, self._link.step = hook, StepSeen()
         try:
             outputs = self._llm.step()
@@ -154,10 +154,17 @@ class VllmEngine:
             self._link.hook = NoHook()
         seen = self._link.step
         self._num_preemptions += seen.num_preempted
+        if seen.admitted:
+            self._note_admitted(seen.admitted, began_at)
         tokens = [*self._take_refused(), *(token for output in outputs for token in self._tokens(output))]
         if not (outputs or seen.num_preempted or seen.num_tokens):
             self._nothing_happened()
         return StepOutput(tokens, self._cache.take_events(), self.load(), _timing(seen, started_at))
+
+    def _note_admitted(self, names: frozenset[str], began_at: float) -> None:
+        for request in self._requests.values():
+            if request.admitted_at is None and request.name in names:
+                request.admitted_at = began_at
 
     def _tokens(self, output: RequestOutput) -> Iterator[Token]:
         request_id = _request_id(output.request_id)

@@ -28,6 +28,7 @@ class StepSeen:
 
     work: StepWork = field(default_factory=lambda: StepWork(0, 0, 0, 0))
     num_preempted: int = 0
+    admitted: frozenset[str] = frozenset()  # names of requests that had not been computed before
 
     @property
     def num_tokens(self) -> int:

@@ -23,6 +23,7 @@ class RequestTokens:
     asked: EngineRequest
     eos_token_ids: Collection[int]
     cached_tokens: int | None = None  # its own prefix hit, where vLLM counts what was loaded as well
+    admitted_at: float | None = None  # as in Token
     has_begun: bool = False
 
     def read(self, output: RequestOutput) -> Iterator[Token]:
@@ -44,6 +45,7 @@ class RequestTokens:
                 self._cached_tokens(output) if is_first else None,
                 logprob=self._logprob(completion, index),
                 prompt_logprobs=self._prompt_logprobs(output) if is_first else None,
+                admitted_at=self.admitted_at if is_first else None,
             )
 
     def _failed(self, completion: CompletionOutput) -> Token:

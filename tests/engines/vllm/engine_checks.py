@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -143,7 +144,10 @@ def test_handed_off_is_local(bench: Bench, num_tokens: int) -> None:
 
 def test_chunks_are_announced_as_they_complete(bench: Bench) -> None:
     prompt = random_prompt(300, seed=1)
-    bench.hand_off(prompt, greedy(), prefill_salt="chunks")
+    begun_at = time.monotonic()
+    first, *others = bench.hand_off(prompt, greedy(), prefill_salt="chunks")
+    assert first.admitted_at is not None and begun_at < first.admitted_at < time.monotonic()
+    assert all(token.admitted_at is None for token in others)
     announced = [(b.first_block, len(b.block_ids), b.written) for b in bench.copier.announced]
     assert announced == [(0, 2, False), (2, 2, False), (4, 2, False), (6, 2, False), (8, 2, False)]
 
