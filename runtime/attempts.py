@@ -46,6 +46,8 @@ class Attempts:
         self._metrics = metrics
         self.tell = tell
         self._changed = changed
+        self._computed_tokens = metrics.prefill_tokens.labels("computed")
+        self._cached_tokens = metrics.prefill_tokens.labels("cached")
         self._attempts: dict[tuple[bytes, int], Attempt] = {}
         self.open_requests = 0
         self.transfers: TransferManager
@@ -293,8 +295,8 @@ class Attempts:
 
     def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None:
         metrics = self._metrics
-        metrics.prefill_tokens.labels("computed").inc(num_tokens - cached_tokens)
-        metrics.prefill_tokens.labels("cached").inc(cached_tokens)
+        self._computed_tokens.inc(num_tokens - cached_tokens)
+        self._cached_tokens.inc(cached_tokens)
         metrics.vllm_prompt_tokens.inc(num_tokens)
         metrics.vllm_cache_queries.inc(num_tokens)
         metrics.vllm_cache_hits.inc(cached_tokens)

@@ -53,6 +53,7 @@ class Fleet:
         self._channel = channel
         self._workers: dict[str, Worker] = {}
         self._pairs: set[tuple[str, str]] = set()
+        self.changes = 0  # workers that came or went, ever
         self.observer: FleetObserver
 
     def __iter__(self) -> Iterator[Worker]:
@@ -96,6 +97,7 @@ class Fleet:
         worker = self._workers.pop(incarnation, None)
         if worker is None:
             return
+        self.changes += 1
         self._pairs = {pair for pair in self._pairs if incarnation not in pair}
         self._channel.forget(incarnation)
         worker.left()
@@ -188,6 +190,7 @@ class Fleet:
 
     def _add(self, worker: Worker) -> None:
         self._workers[worker.incarnation] = worker
+        self.changes += 1
         log.info(
             "worker registered",
             extra={

@@ -78,6 +78,9 @@ def set_up_logs(wanted: LogFormat | None = None) -> None:
     """
     if wanted is not None:
         os.environ[FORMAT_VARIABLE] = wanted
+    # Python's logging HOWTO: what no format here shows need not be found out for every line.
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     is_json = os.environ.get(FORMAT_VARIABLE) == "json"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if is_json else EventFormatter())

@@ -86,6 +86,7 @@ class Runtime:
         self._draining = False
         self._created = int(time.time())
         self._card: ModelCard | None = None
+        self._card_changes = 0  # of the fleet, up to the card
         self._is_assembled = False  # the parts are there: the model has been found
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -226,13 +227,19 @@ class Runtime:
 
     def models(self) -> list[ModelCard]:
         """Empty until the first engine has registered: it knows its limits."""
-        registers = [worker.register for worker in self._fleet] if self._is_assembled else []
-        if registers:
-            context_length = min(register.context_length for register in registers)
-            vocab_size = min(register.vocab_size for register in registers)
-            takes_grammar = all(register.takes_grammar for register in registers)
-            self._card = ModelCard(self._model.name, self._created, context_length, vocab_size, takes_grammar)
-        return [] if self._card is None else [self._card]  # the last known: engines come back
+        if self._is_assembled and self._fleet.changes != self._card_changes:
+            self._card_changes = self._fleet.changes
+            self._card = self._new_card() or self._card  # the last known: engines come back
+        return [] if self._card is None else [self._card]
+
+    def _new_card(self) -> ModelCard | None:
+        registers = [worker.register for worker in self._fleet]
+        if not registers:
+            return None
+        context_length = min(register.context_length for register in registers)
+        vocab_size = min(register.vocab_size for register in registers)
+        takes_grammar = all(register.takes_grammar for register in registers)
+        return ModelCard(self._model.name, self._created, context_length, vocab_size, takes_grammar)
 
     def ready(self) -> str | None:
         """None if a request could be served from end to end, else why not."""
