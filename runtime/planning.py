@@ -93,6 +93,9 @@ PlannerMessage = (
 )
 
 
+_FREQUENT = (StepSeen, FirstTokenSeen, RequestEnded)
+
+
 class PlannerActor(Actor[PlannerMessage]):
     """Asked a PlanRequest it answers with a Plan, or refuses with NoWorkerError, OverloadedError or ContextLengthError.
 
@@ -123,8 +126,18 @@ class PlannerActor(Actor[PlannerMessage]):
         loads = [self._planner.load(incarnation) for incarnation in self._workers]
         return not any(load.prefill_requests or load.decode_requests for load in loads)
 
+    def tell(self, message: PlannerMessage) -> None:
+        """What every step and every request tells is heard at once at its rest: nearly always, and much cheaper."""
+        if not (self.is_at_rest and isinstance(message, _FREQUENT)):
+            super().tell(message)
+            return
+        try:
+            self._note(message)
+        except Exception as fault:
+            self.fail(fault)
+
     async def plan(self, request: PlanRequest, timeout_s: float) -> Plan:
-        """As `ask`, but at once where nothing comes before it: nearly always, and at half the cost."""
+        """As `ask`, but at once where nothing comes before it."""
         if not self.is_at_rest:
             answer: Plan = await self.ask(request, timeout_s)
             return answer

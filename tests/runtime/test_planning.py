@@ -24,6 +24,7 @@ from dynrt.runtime.planning import (
     PlannerActor,
     PlannerMessage,
     RequestEnded,
+    StepSeen,
     WorkerDown,
     WorkerUp,
 )
@@ -201,4 +202,17 @@ async def test_a_defect_in_a_plan_at_rest_ends_the_planner(asked: Asked, metrics
     with pytest.raises(AssertionError):
         await actor.plan(request(num_tokens=0), 5.0)
     with pytest.raises(AssertionError):
+        await asyncio.wait_for(task, 5.0)
+
+
+async def test_a_defect_in_what_is_told_at_rest_ends_the_planner_and_not_who_told_it(
+    asked: Asked, metrics: Metrics
+) -> None:
+    actor = PlannerActor(Planner(Random(0)), asked, metrics)
+    task = asyncio.create_task(actor.run())
+    up(actor)
+    await actor.plan(request(), 5.0)
+    assert actor.is_at_rest
+    actor.tell(StepSeen("p", None, None))  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
         await asyncio.wait_for(task, 5.0)
