@@ -250,6 +250,7 @@ def _own_columns(runs: Sequence[OwnRun]) -> dict[str, Any]:
     if not runs:
         return {}
     return {
+        "vllm_own_connector": runs[0].connector,
         "exposed_vllm_own_ms": spread([MS * run.exposed_s for run in runs]),
         "decode_wait_vllm_own_ms": spread([MS * run.decode_wait_s for run in runs]),
     }

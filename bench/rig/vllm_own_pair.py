@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ NUM_TOKENS = 3  # that decode makes, as in rig.engine_pair
 class OwnRun(msgspec.Struct, frozen=True):
     """What one prompt's way brought; times are CLOCK_MONOTONIC seconds."""
 
+    connector: Connector
     sampled_at: float  # prefill had the first token
     received_at: float  # decode's connector told that all KV had come
     decode_began_at: float  # decode's first step with a token began
@@ -80,6 +81,7 @@ class OwnPair:
         )
         assert decoded.received_at is not None, "decode was to receive, not to compute the prompt itself"
         return OwnRun(
+            self._connector,
             prefilled.first_token_at,
             decoded.received_at,
             decoded.step_began_at,
@@ -87,7 +89,7 @@ class OwnPair:
             decoded.token_ids,
         )
 
-    async def _start(self, role: Literal["prefill", "decode"] | str) -> asyncio.subprocess.Process:
+    async def _start(self, role: str) -> asyncio.subprocess.Process:
         settings = OwnEngineSettings(
             connector=self._connector,
             role="kv_producer" if role == "prefill" else "kv_consumer",
