@@ -30,7 +30,9 @@ pytestmark = [
 START_S = 300.0
 ANSWERS_S = 300.0
 ENGINE_ARGUMENTS = {"max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20}
-OUR_CHUNK = 256  # tokens in one step
+# dynrt's pools differ in tokens of one step and in memory.
+OUR_OPTIONS = ["--max-batch-tokens", 256, "--engine-arg", "decode:max_num_batched_tokens=512"]
+OUR_OPTIONS += ["--engine-arg", f"prefill:kv_cache_memory_bytes={128 << 20}"]
 THEIR_CHUNK = 4096  # their CPU worker ends over a seed whose prompt takes more than one step
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -117,7 +119,7 @@ async def ours(
     """Whole and streamed."""
     log = tmp_path_factory.mktemp("ours") / "log"
     options = ["--engine", "vllm", "--dtype", "float32", "--threads", 1, "--local-prefill", "never"]
-    options += ["--max-batch-tokens", OUR_CHUNK]
+    options += OUR_OPTIONS
     for name, value in ENGINE_ARGUMENTS.items():
         options += ["--engine-arg", f"{name}={value}"]
     async with command(log, "serve", default_model_dir, "--port", 0, *options) as server:
