@@ -80,6 +80,9 @@ class Token(msgspec.Struct, frozen=True):
     stop_reason: int | None = None  # the stop token id that ended it, end of sequence excepted
     cached_tokens: int | None = None  # with the request's first token here
     error: str | None = None  # finish_reason "error": the engine cannot go on with this request
+    is_refusal: bool = (
+        False  # with an error: the request itself is wrong, no engine of this kind would run it
+    )
     logprob: TokenLogprob | None = None  # if sampling.logprobs is not None
     prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first token, if asked for
     admitted_at: float | None = None  # with it: time.monotonic() when its prompt's first step began

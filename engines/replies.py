@@ -62,7 +62,15 @@ class Replies:
     def _failed(self, token: Token, submit: Submit) -> TokenDelta:
         fields = {"request": token.key.hex(), "reason": token.error, **trace_fields(submit.traceparent)}
         log.warning("request failed", extra=fields)
-        return TokenDelta(token.key, token.epoch, [], "", "error", error=token.error or "the engine failed")
+        return TokenDelta(
+            token.key,
+            token.epoch,
+            [],
+            "",
+            "error",
+            error=token.error or "the engine failed",
+            is_refusal=token.is_refusal,
+        )
 
     def _worded(self, token: Token, submit: Submit, stream: TextStream) -> TokenDelta:
         hidden = token.finish_reason == "stop" and not submit.sampling.include_stop_str_in_output

@@ -8,7 +8,7 @@ from typing import Literal, NoReturn
 
 import msgspec
 
-from dynrt.runtime.errors import DynrtError, EngineError
+from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError
 from dynrt.runtime.handoff_times import HandoffTimes
 from dynrt.runtime.messages import StepTiming, TokenDelta
 from dynrt.runtime.request_times import RequestTimes, StageTimes
@@ -97,7 +97,7 @@ class Attempt:
         self._has_begun = True
         self._note_times(arrival)
         if arrival.delta.finish_reason == "error":
-            self.fail(EngineError(arrival.delta.error or "the engine failed"))
+            self.fail(_engines_error(arrival.delta))
             return 0
         if self._decode_samples and arrival.incarnation == self.prefill:
             self._unread = arrival.delta
@@ -229,3 +229,8 @@ class Attempt:
     def _raise_failure(self) -> NoReturn:
         assert self._failure is not None, "news without arrival or failure"
         raise self._failure
+
+
+def _engines_error(delta: TokenDelta) -> DynrtError:
+    message = delta.error or "the engine failed"
+    return InvalidRequestError(message) if delta.is_refusal else EngineError(message)

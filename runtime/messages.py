@@ -255,6 +255,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     frames: bytes = b""  # instead of `text`, where Submit has a frame: one event if there is text
     frame_chars: int = 0  # characters of text in them
     admitted_at: float | None = None  # with the first: CLOCK_MONOTONIC when its prompt's first step began
+    is_refusal: bool = False  # with an error: the request itself is wrong
 
     @property
     def num_chars(self) -> int:

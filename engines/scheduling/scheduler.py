@@ -124,7 +124,7 @@ class Scheduler:
     def take_refused(self) -> list[Token]:
         """The errors of requests that were submitted since the last call and can never run."""
         refused, self._refused = self._refused, {}
-        return [_error_token(request_id, error) for request_id, error in refused.items()]
+        return [_error_token(request_id, error, is_refusal=True) for request_id, error in refused.items()]
 
     def schedule(self, now: float) -> Batch:
         """The work of the step that begins at `now`; empty if nothing can be computed."""
@@ -352,5 +352,5 @@ class Scheduler:
         self._pool.release(sequence.block_ids)
 
 
-def _error_token(request_id: RequestId, error: str) -> Token:
-    return Token(*request_id, NO_TOKEN, finish_reason="error", error=error)
+def _error_token(request_id: RequestId, error: str, is_refusal: bool = False) -> Token:
+    return Token(*request_id, NO_TOKEN, finish_reason="error", error=error, is_refusal=is_refusal)

@@ -260,7 +260,7 @@ class SimWorker:
         if is_over or reply.is_prefill:
             del self._replies[handoff]
         if token.error is not None:
-            return TokenDelta(*handoff, [], "", "error", error=token.error)
+            return TokenDelta(*handoff, [], "", "error", error=token.error, is_refusal=token.is_refusal)
         return TokenDelta(
             *handoff,
             [TOKEN_ID] * count,

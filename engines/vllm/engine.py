@@ -181,7 +181,7 @@ class VllmEngine:
     def _take_refused(self) -> list[Token]:
         refused, self._refused = self._refused, {}
         return [
-            Token(*request_id, NO_TOKEN, finish_reason="error", error=error)
+            Token(*request_id, NO_TOKEN, finish_reason="error", error=error, is_refusal=True)
             for request_id, error in refused.items()
         ]
 

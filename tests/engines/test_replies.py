@@ -84,8 +84,9 @@ def test_prefill_has_one_token_to_say() -> None:
 
 
 def test_an_engines_error_is_passed_on_and_logged_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
-    [delta] = open_reply().deltas([Token(KEY, 0, -1, finish_reason="error", error="no such id")])
-    assert (delta.finish_reason, delta.error, delta.token_ids) == ("error", "no such id", [])
+    failed = Token(KEY, 0, -1, finish_reason="error", error="no such id", is_refusal=True)
+    [delta] = open_reply().deltas([failed])
+    assert (delta.finish_reason, delta.error, delta.is_refusal) == ("error", "no such id", True)
     [record] = caplog.records
     assert (record.message, vars(record)["trace_id"]) == ("request failed", TRACEPARENT[3:35])
 

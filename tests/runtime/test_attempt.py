@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
-from dynrt.runtime.errors import EngineError
+from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError
 from dynrt.runtime.messages import FinishReason, StepTiming, TokenDelta
 from dynrt.transfer.events import FirstToken
 
@@ -52,10 +52,12 @@ async def test_failure_is_read_after_what_came_before() -> None:
         await attempt.read()
 
 
-async def test_engine_error_is_raised() -> None:
+@pytest.mark.parametrize(("is_refusal", "kind"), [(False, EngineError), (True, InvalidRequestError)])
+async def test_engine_error_is_raised_as_whose_fault_it_is(is_refusal: bool, kind: type[DynrtError]) -> None:
     attempt = remote()
-    attempt.arrive(Arrival(TokenDelta(KEY, 3, [], "", "error", error="no memory"), "d", None))
-    with pytest.raises(EngineError, match="no memory"):
+    failed = TokenDelta(KEY, 3, [], "", "error", error="no memory", is_refusal=is_refusal)
+    attempt.arrive(Arrival(failed, "d", None))
+    with pytest.raises(kind, match="no memory"):
         await attempt.read()
 
 

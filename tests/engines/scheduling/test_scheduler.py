@@ -178,7 +178,7 @@ def test_what_can_never_run_is_refused_by_name(request_: EngineRequest, parts: l
     engine = FakeKvEngine(num_blocks=8, context_length=64)
     engine.submit(request_)
     [token] = run(engine)
-    assert token.finish_reason == "error" and token.error is not None
+    assert token.finish_reason == "error" and token.is_refusal and token.error is not None
     assert all(part in token.error for part in parts), token.error
     with pytest.raises(InvalidRequestError):
         engine.scheduler.reserve(request_)
