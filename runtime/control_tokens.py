@@ -46,7 +46,7 @@ class ControlTokens:
         """`value` (JSON-like) with its control tokens hidden. InvalidRequestError for one that cannot be."""
         if isinstance(value, str):
             return self._pattern.sub(self._hidden_form, scrub(value))
-        if isinstance(value, dict | Mapping):  # a dict is told by its type; to ask the Mapping takes far longer
+        if isinstance(value, dict | Mapping):  # dict first: to ask Mapping takes far longer
             return {self.hide(key): self.hide(item) for key, item in value.items()}
         if isinstance(value, list | Sequence):
             return [self.hide(item) for item in value]
