@@ -124,7 +124,7 @@ class Orders:
             try:
                 reservation = self._engine.reserve(order.request)
             except InvalidRequestError as error:
-                self._refuse(order, error.message)
+                self._refuse(order, error.message, is_unfit=True)
             else:
                 if reservation is None:
                     return
@@ -193,8 +193,8 @@ class Orders:
             )
         )
 
-    def _refuse(self, order: Reserve, reason: str) -> None:
-        self._publish(ReserveRefused(order.request.key, order.request.epoch, reason))
+    def _refuse(self, order: Reserve, reason: str, is_unfit: bool = False) -> None:
+        self._publish(ReserveRefused(order.request.key, order.request.epoch, reason, is_unfit))
 
     def _number(self, events: list[CacheEvent]) -> CacheEvents | None:
         if not events:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from dynrt.planner.plan import PlanRequest
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
-from dynrt.runtime.errors import DynrtError, EngineError, NoWorkerError, OverloadedError
+from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError, NoWorkerError, OverloadedError
 from dynrt.runtime.fleet import Fleet
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
@@ -125,6 +125,8 @@ class Attempts:
             return
         if decided.cause == "checksum":  # not tried again: whoever asked for checksums wants to know
             attempt.fail(EngineError(f"its KV arrived corrupted and was not used: {decided.reason}"))
+        elif decided.cause == "unfit":
+            attempt.fail(InvalidRequestError(decided.reason))
         elif decided.cause == "no_room":
             attempt.no_room(decided.reason)
         elif decided.outcome != "committed":

@@ -20,7 +20,8 @@ Cause = Literal[
     "cancelled",  # nobody wanted it any more
     "transport",  # a write failed or stalled
     "lease",  # the decode end heard nothing for its lease
-    "refused",  # decode cannot take this prompt
+    "refused",  # decode did not take this prompt
+    "unfit",  # no decode worker of this kind can take it
     "overdue",  # an end did not answer in time
     "fenced",  # a worker died
     "checksum",  # bytes arrived that were not sent
@@ -156,9 +157,10 @@ class Reserved(HandoffMessage, frozen=True, tag=True):
 
 
 class ReserveRefused(HandoffMessage, frozen=True, tag=True):
-    """No room, or the request cannot run here; nothing is held."""
+    """Nothing is held. `is_unfit`: the request can never run here."""
 
     reason: str
+    is_unfit: bool = False
 
 
 class Committed(HandoffMessage, frozen=True, tag=True):

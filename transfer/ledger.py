@@ -215,8 +215,8 @@ class HandoffLedger:
                 return self._reserved(handoff, message, now)
             case Committed():
                 return self._committed(handoff, message, now)
-            case ReserveRefused(reason=reason):
-                return self._decode_gave_up(handoff, "refused", reason, now)
+            case ReserveRefused(reason=reason, is_unfit=is_unfit):
+                return self._decode_gave_up(handoff, "unfit" if is_unfit else "refused", reason, now)
             case Drained(reason=reason, cause=cause):
                 return self._decode_gave_up(handoff, cause, reason, now)
             case LeaseExpired():

@@ -75,6 +75,7 @@ def test_a_reservation_that_never_fits_is_refused_and_holds_up_nobody(rig: Rig) 
     rig.order(reserve(GEOMETRY.num_blocks + 1, A), reserve(1, B))
     refused = rig.news.next(ReserveRefused)
     assert (refused.key, refused.reason) == (A, "9 blocks are more than there are")
+    assert refused.is_unfit
     assert rig.transfer.next(ReservationMade).key == B
 
 

@@ -155,7 +155,7 @@ class SimEngine:
         self.memory = SimMemory()
         self.host = host_id()
         self.slowness = 1.0
-        self.refuses_reservations = False
+        self.refuses_reservations: Literal["never", "for now", "for good"] = "never"
         self._is_full = False
         self.doubles_first_token = False
         self.fails_prompts = False
@@ -417,9 +417,10 @@ class SimEngine:
     def _enqueue(self, job: Job) -> None:
         if job.submit.purpose == "prefill":
             self._transfer.post(PrefillOpened(*job.id))
-        if job.submit.purpose == "reserve" and self.refuses_reservations:
+        if job.submit.purpose == "reserve" and self.refuses_reservations != "never":
             self._awaiting_first.pop(job.id, None)
-            self._tell(ReserveRefused(*job.id, "told to refuse"))
+            is_unfit = self.refuses_reservations == "for good"
+            self._tell(ReserveRefused(*job.id, "told to refuse", is_unfit))
         elif job.id not in self._dropped:
             self._waiting.append(job)
 

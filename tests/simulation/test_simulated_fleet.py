@@ -13,6 +13,7 @@ from sim_world import SimWorld, request_for, served, until
 from dynrt.runtime.errors import (
     ConfigError,
     ContextLengthError,
+    InvalidRequestError,
     NoWorkerError,
     OverloadedError,
     WorkerLostError,
@@ -117,8 +118,11 @@ def test_refused_reservations_are_told(tiny_model_dir: Path) -> None:
     async def main() -> None:
         world = SimWorld(tiny_model_dir)
         async with world.runtime(local_prefill="never") as runtime:
-            world.living("decode")[0].refuses_reservations = True
+            world.living("decode")[0].refuses_reservations = "for now"
             with pytest.raises(WorkerLostError, match="3 attempts: its handoff failed: told to refuse"):
+                await served(runtime, world, 60, 5)
+            world.living("decode")[0].refuses_reservations = "for good"
+            with pytest.raises(InvalidRequestError, match="told to refuse"):
                 await served(runtime, world, 60, 5)
             await served(runtime, world, 60, 5, local_prefill="always")
 

@@ -123,6 +123,11 @@ def test_decode_giving_up_fails_the_handoff(answer: FromDecodeEnd) -> None:
     assert hear(ledger, Quiesced(*ID, "full")) == [Closed(ID, None)]
 
 
+def test_prompt_that_can_never_run_on_decode_is_told_apart() -> None:
+    answer = ReserveRefused(*ID, "too long", is_unfit=True)
+    assert hear(pushing(), answer) == [lost("unfit", "too long"), stop("p", "too long")]
+
+
 def test_the_prefill_end_giving_up_fails_the_handoff() -> None:
     ledger = pushing()
     effects = hear(ledger, Quiesced(*ID, "reset", clean=False, cause="transport"))
