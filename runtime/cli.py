@@ -100,6 +100,10 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-batch-requests", type=int, default=64, metavar="N", help="requests in one step (default: 64)"
     )
+    _add_transfer_options(parser)
+
+
+def _add_transfer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify-kv",
         action="store_true",
