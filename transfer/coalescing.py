@@ -11,14 +11,17 @@ SLACK_SHARE = 0.25  # of the time that is left of a layer behind its KV: it vari
 _MEMORY = 0.98  # weight of the past at each new observation: the last fifty or so count
 
 
-def exposed_s(group: int, send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> float:
+def exposed_s(
+    group: int, send_s: float, layer_s: float, transfer_s: float, num_layers: int, post_s: float = 0.0
+) -> float:
     """Time from a prefill's end to its last byte, with `group` layers in one write.
 
-    A write of g layers takes g·t + o; one can start every g·c. The last one starts when the last layer is written,
-    or when the writes before it are through: g·t + o + (ceil(L/g) - 1) · max(0, g·t + o - g·c).
+    A write of g layers takes g·t + o; one can start every g·c + p, as each post takes p from compute. The last one
+    starts when the last layer is written, or when the writes before it are through:
+    g·t + o + (ceil(L/g) - 1) · max(0, g·t + o - g·c - p).
     """
     write_s = group * transfer_s + send_s
-    backlog_s = max(0.0, write_s - group * layer_s)
+    backlog_s = max(0.0, write_s - group * layer_s - post_s)
     return write_s + (-(-num_layers // group) - 1) * backlog_s
 
 
@@ -33,13 +36,14 @@ def layers_per_push(
     """The group size of least cost: o cost of a send, c compute and t transfer time of a layer.
 
     `slack_s`: how long after its last layer was written a prefill still computes; what is exposed for less than that
-    is hidden. `post_s`: what each send but the first takes from compute, where they share cores or an interpreter.
+    is hidden. `post_s`: what each send but the first takes from compute, where they share cores or an interpreter;
+    over a link that falls behind it costs nothing, as the link then ends as late.
     Without these two it comes close to max(1, ceil(o / (c - t))) where a layer is computed slower than it travels; for
     a short prompt it is all of `num_layers`, one piece. Ties go to the smaller group.
     """
 
     def cost_s(group: int) -> float:
-        exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
+        exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers, post_s)
         return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * post_s
 
     return min(range(1, num_layers + 1), key=cost_s)

@@ -11,6 +11,8 @@ from dynrt.transfer.events import ConnectPeer
 from dynrt.transfer.mapping import KvMapping
 from dynrt.transfer.write import Write
 
+JUST_POSTED_S = 0.1e-3  # over shared memory it is through by then
+
 
 class DeferredWrite:
     """The handle of a write. Until `due_at` (time.monotonic) it is IN_FLIGHT and its receiver knows nothing of it."""
@@ -48,11 +50,22 @@ class DeferringAgent(ABC):
         """A DeferredWrite."""
 
     def poll_write(self, handle: Any) -> WriteState:
-        if handle.handle is None and not handle.has_failed and time.monotonic() >= handle.due_at:
+        if handle.handle is None and not handle.has_failed:
+            if time.monotonic() < handle.due_at:
+                return WriteState.IN_FLIGHT
             self.post_now(handle)
-        if handle.has_failed:
-            return WriteState.FAILED
-        return WriteState.IN_FLIGHT if handle.handle is None else self.inner.poll_write(handle.handle)
+            return self._poll_for(handle, JUST_POSTED_S)
+        return self._poll_inner(handle)
+
+    def _poll_for(self, handle: DeferredWrite, longest_s: float) -> WriteState:
+        """What it was deferred for stands for its way: it does not take the time of another poll beside."""
+        polls_until = time.monotonic() + longest_s
+        while (state := self._poll_inner(handle)) is WriteState.IN_FLIGHT and time.monotonic() < polls_until:
+            pass
+        return state
+
+    def _poll_inner(self, handle: DeferredWrite) -> WriteState:
+        return WriteState.FAILED if handle.has_failed else self.inner.poll_write(handle.handle)
 
     def post_now(self, write: DeferredWrite) -> None:
         try:

@@ -38,6 +38,7 @@ from dynrt.transfer.trace import TransferTrace
 log = logging.getLogger("dynrt.transfer")
 
 POLL_S = 0.2e-3  # while something can arrive: over TCP no byte lands unless the receiver polls
+FIRST_POLL_S = 20e-6  # after a post or news of the runtime: over shared memory a small write ends as fast
 CONNECT_POLL_S = 50e-3
 WATCH_S = 0.25  # between looks for stalled writes and broken connections
 IDLE_POLL_S = 1.0
@@ -95,6 +96,7 @@ class TransferThread:
         self._inbox: deque[tuple[Event, float]] = deque()
         self._steps: deque[_Stamped] = deque()  # a layer whose CUDA event is still to come holds up the rest
         self._has_more = False  # the last turn posted a write, and there may be another
+        self._poll_s = POLL_S  # until the next poll: doubles from poll to poll
         self._watch_at = 0.0
         self._turn_began_at: float | None = None
         self._wake_every = 1  # layers of the current step
@@ -186,7 +188,8 @@ class TransferThread:
         if wait_s > POLL_S:
             self._sleep(wait_s)
         elif wait_s > 0:
-            time.sleep(wait_s)
+            time.sleep(self._poll_s)
+            self._poll_s = min(2 * self._poll_s, POLL_S)
 
     def _sleep(self, longest_s: float) -> None:
         """Until something is posted."""
@@ -218,6 +221,7 @@ class TransferThread:
         if isinstance(event, ConnectPeer):
             self._connect(event)
             return
+        self._poll_s = FIRST_POLL_S
         self._do(self._ends.on_event(event, time.monotonic()))
         if isinstance(event, FencePeer):
             self._pusher.let_go(event.incarnation)
@@ -289,7 +293,9 @@ class TransferThread:
         """At most one in a turn, so that a long backlog keeps neither news nor notifications waiting."""
         effects = self._pusher.post_next()
         self._has_more = effects is not None
-        self._do(effects or [])
+        if effects is not None:
+            self._poll_s = FIRST_POLL_S
+            self._do(effects)
 
     def _poll_notifications(self) -> None:
         for agent in self._agents:

@@ -11,22 +11,37 @@ from dynrt.transfer.coalescing import EMPTY_WRITE_S, LinearFit, Pacing, exposed_
 milliseconds = st.floats(0.001, 20)
 
 
-def completed_s(group: int, send_s: float, layer_s: float, transfer_s: float, num_layers: int) -> float:
-    """Event by event: when the last byte is through, writes one after another, layers every `layer_s`."""
-    through = 0.0
+def completed_s(
+    group: int, send_s: float, layer_s: float, transfer_s: float, num_layers: int, post_s: float
+) -> float:
+    """Event by event: when the last byte is through, writes one after another, posts between layers."""
+    through, written_at = 0.0, 0.0
     for first in range(0, num_layers, group):
         size = min(group, num_layers - first)
-        through = max(through, (first + size) * layer_s) + size * transfer_s + send_s
+        written_at += size * layer_s
+        through = max(through, written_at) + size * transfer_s + send_s
+        written_at += post_s
     return through
 
 
-@given(milliseconds, milliseconds, milliseconds, st.sampled_from([(32, g) for g in (1, 2, 4, 8, 16, 32)]))
+@given(
+    milliseconds,
+    milliseconds,
+    milliseconds,
+    st.sampled_from([(32, g) for g in (1, 2, 4, 8, 16, 32)]),
+    milliseconds,
+)
 def test_the_exposed_time_is_that_of_the_events(
-    send_s: float, layer_s: float, transfer_s: float, shape: tuple[int, int]
+    send_s: float, layer_s: float, transfer_s: float, shape: tuple[int, int], post_s: float
 ) -> None:
     num_layers, group = shape
-    exposed = completed_s(group, send_s, layer_s, transfer_s, num_layers) - num_layers * layer_s
-    assert exposed_s(group, send_s, layer_s, transfer_s, num_layers) == pytest.approx(exposed)
+    prefill_s = num_layers * layer_s + (num_layers // group - 1) * post_s
+    exposed = completed_s(group, send_s, layer_s, transfer_s, num_layers, post_s) - prefill_s
+    assert exposed_s(group, send_s, layer_s, transfer_s, num_layers, post_s) == pytest.approx(exposed)
+
+
+def test_posts_cost_nothing_where_the_link_falls_behind() -> None:
+    assert layers_per_push(send_s=0.01e-3, layer_s=1e-3, transfer_s=2e-3, num_layers=8, post_s=0.3e-3) == 1
 
 
 @given(milliseconds, milliseconds, milliseconds, st.integers(1, 80), st.floats(0, 20), st.floats(0, 20))
@@ -34,7 +49,7 @@ def test_no_group_size_is_better(
     send_s: float, layer_s: float, transfer_s: float, num_layers: int, slack_s: float, post_s: float
 ) -> None:
     def cost_s(group: int) -> float:
-        exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers)
+        exposed = exposed_s(group, send_s, layer_s, transfer_s, num_layers, post_s)
         return max(0.0, exposed - slack_s) + (-(-num_layers // group) - 1) * post_s
 
     chosen = layers_per_push(send_s, layer_s, transfer_s, num_layers, slack_s, post_s)
@@ -43,7 +58,7 @@ def test_no_group_size_is_better(
 
 def test_what_still_hides_behind_the_last_layer_goes_in_fewer_writes() -> None:
     without, with_slack = (layers_per_push(1e-3, 20e-3, 1e-3, 32, slack_s, 1e-3) for slack_s in (0.0, 10e-3))
-    assert without < with_slack and exposed_s(with_slack, 1e-3, 20e-3, 1e-3, 32) <= 10e-3
+    assert without < with_slack and exposed_s(with_slack, 1e-3, 20e-3, 1e-3, 32, 1e-3) <= 10e-3
 
 
 def test_a_short_prompt_goes_in_one_piece() -> None:
