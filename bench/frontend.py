@@ -17,7 +17,7 @@ import msgspec
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from rig import front_peers, front_servers, http_load, report, text_work
+from rig import decode_step, engine_alone, front_peers, front_servers, http_load, report, text_work
 
 from dynrt.engines.models.resolve import find_ready
 
@@ -31,6 +31,8 @@ TTFT_OVER_ENGINE_S = 1e-3
 RSS_MB = 120.0
 STEP_SHARE = 0.03
 LOAD_S = 300.0
+ALONE_REQUESTS = 200
+STEP_PAIRS = 40
 LONG_WORDS = 2080  # 4,000 tokens of the default model's
 SYSTEM_WORDS = 2000  # of them, where the beginning repeats
 
@@ -132,7 +134,8 @@ def run(quick: bool) -> report.Report:
             measure(servers, loads(quick), rounds, outcomes)
     result.cases = [case(server, load, runs) for (server, load), runs in outcomes.items()]
     result.cases += [{"missing": reason} for reason in missing]
-    add_bars(result, outcomes, text_work.measure(model))
+    add_cpu_bars(result, outcomes, text_work.measure(model))
+    add_time_bars(result, outcomes, model, quick)
     return result
 
 
@@ -156,7 +159,7 @@ def per_unit(outcome: http_load.Outcome, load: str, label: str) -> float:
     return outcome.cpu_s[label] / (outcome.tokens if load == "paced" else len(outcome.latency_s))
 
 
-def add_bars(result: report.Report, outcomes: Cpu, text: text_work.TextWork) -> None:
+def add_cpu_bars(result: report.Report, outcomes: Cpu, text: text_work.TextWork) -> None:
     """Ratios are medians of the rounds' own, as a machine's speed changes between rounds."""
 
     def front(server: str, load: str) -> list[float]:
@@ -189,17 +192,27 @@ def add_bars(result: report.Report, outcomes: Cpu, text: text_work.TextWork) -> 
                 TEXT_SHARE_OF_DYNAMO,
             )
         )
-    ttft_s = median([median(one.ttft_s) for one in outcomes["dynrt", "alone"]])
-    result.bars.append(
-        report.at_most("time to first token of an engine that takes none", ttft_s, "s", TTFT_OVER_ENGINE_S)
-    )
     rss_mb = max(
         run.rss_mb["front"] for (server, _), runs in outcomes.items() for run in runs if server == "dynrt"
     )
     result.bars.append(report.at_most("resident memory of the front", rss_mb, "MB", RSS_MB))
-    longer = 64 * text.frame_s / front_servers.STEP_S
-    result.bars.append(report.at_most("events' share of a decode step of 64 streams", longer, "", STEP_SHARE))
     result.cases.append({"engines' text work, a token": text.token_s, "of it events": text.frame_s})
+
+
+def add_time_bars(result: report.Report, outcomes: Cpu, model: Path, quick: bool) -> None:
+    """The first token beside the engine's own; decode steps of a real engine with text work and without."""
+    ttft_s = median([median(one.ttft_s) for one in outcomes["dynrt", "alone"]])
+    engine_s = median(engine_alone.first_token_s(model, ALONE_REQUESTS))
+    result.cases.append({"time to first token": ttft_s, "of it the engine's own": engine_s})
+    over_s = ttft_s - engine_s
+    result.bars.append(
+        report.at_most("time to first token over the engine's", over_s, "s", TTFT_OVER_ENGINE_S)
+    )
+    steps = decode_step.measure(model, STEP_PAIRS // (4 if quick else 1))
+    result.cases.append(msgspec.to_builtins(steps))
+    result.bars.append(
+        report.at_most("a decode step of 64 streams is longer for text", steps.longer, "", STEP_SHARE)
+    )
 
 
 def main() -> int:
