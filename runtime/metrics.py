@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 from dynrt.planner.plan import RefusalKind
+from dynrt.runtime.counter import Count, Counter
 from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import EngineLoad
 from dynrt.runtime.request_metrics import RequestMetrics
@@ -134,8 +135,8 @@ class Metrics:
     def _add_vllm_names(self, registry: CollectorRegistry) -> None:
         labels = self._vllm_labels
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"vllm:{name}", text, list(labels), registry=registry).labels(**labels)
+        def counter(name: str, text: str) -> Count:
+            return Counter(f"vllm:{name}", text, list(labels), registry=registry).labels(*labels.values())
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"vllm:{name}", text, list(labels), registry=registry).labels(**labels)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
+from dynrt.runtime.counter import Counter
 from dynrt.runtime.messages import FinishReason
 from dynrt.runtime.request_times import RequestTimes
 from dynrt.runtime.tally import Tally, TallyExport
