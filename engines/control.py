@@ -61,6 +61,9 @@ log = logging.getLogger("dynrt.engine")
 
 REGISTER_AGAIN_S = 1.0
 FAREWELL_MS = 200  # for what was said last to leave
+# As plain integers: each operation on zmq's flags takes as long as a system call.
+AT_ONCE = int(zmq.NOBLOCK)
+READABLE = int(zmq.POLLIN)
 
 
 class TransferInbox(Protocol):
@@ -131,8 +134,9 @@ class ControlThread:
         poller.register(self._outbox.fileno(), zmq.POLLIN)
         while not self._stopping:
             self._register_if_due()
-            poller.poll(int(1000 * REGISTER_AGAIN_S))
-            self._read()
+            ready = dict(poller.poll(int(1000 * REGISTER_AGAIN_S)))
+            if self._socket in ready:
+                self._read()
             self._write()
 
     def _register_if_due(self) -> None:
@@ -141,12 +145,8 @@ class ControlThread:
             self._send(self._register)
 
     def _read(self) -> None:
-        while True:
-            try:
-                payload = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._on_message(decode_to_engine(payload))
+        while int(self._socket.getsockopt(zmq.EVENTS)) & READABLE:
+            self._on_message(decode_to_engine(self._socket.recv(AT_ONCE)))
 
     def _write(self) -> None:
         for news in self._outbox.take_all():
@@ -154,7 +154,7 @@ class ControlThread:
 
     def _send(self, message: FromEngine) -> None:
         try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
+            self._socket.send(encode(message), AT_ONCE)
         except zmq.Again:
             self._forget_runtime()  # it has been away for a whole outbox of messages
 
@@ -222,8 +222,9 @@ class ControlThread:
             self._reserved[handoff] = submit
             self._to_compute(Reserve(request, submit.peer, submit.lease_s))
         else:
-            self._replies.open(submit, request.output_ids, submit.chars_emitted)
             self._to_compute(Generate(request))
+            # Meanwhile: its tokens come back through this thread, so they find the text open.
+            self._replies.open(submit, request.output_ids, submit.chars_emitted)
 
     def _first_token(self, first: FirstToken) -> None:
         submit = self._reserved.pop(first.id, None)

@@ -29,7 +29,10 @@ log = logging.getLogger("dynrt.channel")
 OUTBOX_LIMIT = 10_000  # messages; an engine that far behind counts as hung
 RETRY_S = 0.005
 DRAIN_BATCH = 256  # messages read before the loop may do something else
-
+# As plain integers: each operation on zmq's flags takes as long as a system call.
+AT_ONCE = int(zmq.NOBLOCK)
+MORE_AT_ONCE = int(zmq.NOBLOCK | zmq.SNDMORE)
+READABLE = int(zmq.POLLIN)
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
@@ -119,7 +122,8 @@ class ZmqRouter(Generic[Sent, Received]):
 
     def _send_now(self, identity: bytes, payload: bytes) -> bool:
         try:
-            self._socket.send_multipart((identity, payload), zmq.NOBLOCK)
+            self._socket.send(identity, MORE_AT_ONCE)
+            self._socket.send(payload, AT_ONCE)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -151,16 +155,17 @@ class ZmqRouter(Generic[Sent, Received]):
 
     def _drain_again(self) -> None:
         self._redrain = None
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # cheaper than to read in vain
-            self._drain()
+        self._drain()
 
     def _drain(self) -> None:
+        socket = self._socket
         for _ in range(DRAIN_BATCH):
-            try:
-                identity, *payload = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not int(socket.getsockopt(zmq.EVENTS)) & READABLE:  # cheaper than to read in vain
                 return
-            self._receive(identity, b"".join(payload))
+            identity, payload = socket.recv(AT_ONCE), socket.recv(AT_ONCE)
+            while socket.getsockopt(zmq.RCVMORE):
+                payload += socket.recv(AT_ONCE)
+            self._receive(identity, payload)
         self._drain_soon()
 
     def _receive(self, identity: bytes, payload: bytes) -> None:
