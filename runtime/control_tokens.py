@@ -17,9 +17,10 @@ from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
 
 _FIRST_NONCHARACTER = 0xFDD0
 _NUM_NONCHARACTERS = 32
-_NONCHARACTERS = re.compile(
-    f"[{chr(_FIRST_NONCHARACTER)}-{chr(_FIRST_NONCHARACTER + _NUM_NONCHARACTERS - 1)}]"
+_STAND_INS = (
+    f"{chr(_FIRST_NONCHARACTER)}-{chr(_FIRST_NONCHARACTER + _NUM_NONCHARACTERS - 1)}"  # within a regex's []
 )
+_NONCHARACTERS = re.compile(f"[{_STAND_INS}]")
 _REPLACEMENT = "\ufffd"
 
 
@@ -39,13 +40,18 @@ class ControlTokens:
         self._originals = str.maketrans({stand_in: first for first, stand_in in stand_ins.items()})
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._suspects = re.compile(f"[{re.escape(''.join(firsts))}{_STAND_INS}]")
         _swap_back_when_normalizing(tokenizer, stand_ins)
         self._unhidable = {t for t, i in self._ids.items() if i in self._encode_hidden(tokenizer, t)}
 
     def hide(self, value: Any) -> Any:
         """`value` (JSON-like) with its control tokens hidden. InvalidRequestError for one that cannot be."""
         if isinstance(value, str):
+            if self._suspects.search(value) is None:  # as in nearly all text: neither of the two need be done
+                return value
             return self._pattern.sub(self._hidden_form, scrub(value))
+        if value is None or isinstance(value, bool | int | float):
+            return value
         if isinstance(value, dict | Mapping):  # dict first: to ask Mapping takes far longer
             return {self.hide(key): self.hide(item) for key, item in value.items()}
         if isinstance(value, list | Sequence):

@@ -1,4 +1,4 @@
-"""Remembers the token ids of long stretches of text between control tokens: system prompts, earlier turns of a chat.
+"""Remembers token ids of stretches of text between control tokens: system prompts, earlier turns, templates' words.
 
 A tokenizer first looks for added tokens, from left to right, and then does the rest of its work within each stretch
 between them. So what comes up to the end of a control token is tokenized alike whatever stands behind it, and a
@@ -18,7 +18,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 LIMIT_BYTES = 8 << 20
-LEAST_CHARS = 64  # shorter stretches are tokenized together with their neighbours
+# What is in between is what users write, once. Templates write the shorter ones, such as "<|im_end|>\n<|im_start|>".
+LEAST_CHARS = 64
+MOST_SHORT_CHARS = 24
+ENTRY_BYTES = 300  # of the objects that an entry consists of
 _LOCAL_STEPS = {"ByteLevel", "Digits", "Split"}  # pre-tokenizers that see no further than one stretch
 
 Cut = Callable[[str], Iterator[str]]
@@ -72,19 +75,13 @@ class TokenCache:
 
     def ids(self, text: str) -> list[int]:
         """Of all of `text`, without special tokens added."""
-        if self._cut is None or len(text) < LEAST_CHARS:
+        if self._cut is None:
             return self._tokenize(text)
         ids: list[int] = []
-        short = ""
         for stretch in self._cut(text):
-            if len(stretch) < LEAST_CHARS:
-                short += stretch
-                continue
-            if short:
-                ids += self._tokenize(short)
-                short = ""
-            ids += self._of_stretch(stretch)
-        return ids + self._tokenize(short) if short else ids
+            is_kept = len(stretch) <= MOST_SHORT_CHARS or len(stretch) >= LEAST_CHARS
+            ids += self._of_stretch(stretch) if is_kept else self._tokenize(stretch)
+        return ids
 
     def _of_stretch(self, stretch: str) -> list[int]:
         with self._lock:
@@ -108,4 +105,4 @@ class TokenCache:
 
 def _num_bytes(stretch: str, ids: list[int]) -> int:
     """A list holds a pointer for each id; the numbers themselves take 28 bytes each."""
-    return len(stretch) + 36 * len(ids)
+    return ENTRY_BYTES + len(stretch) + 36 * len(ids)

@@ -81,5 +81,5 @@ def _chars_left(value: object, budget: int) -> int:
         for item in value:
             if budget < 0:
                 break
-            budget = _chars_left(item, budget)
+            budget = budget - 1 - len(item) if isinstance(item, str) else _chars_left(item, budget)
     return budget

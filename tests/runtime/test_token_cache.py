@@ -66,6 +66,13 @@ def test_a_system_prompt_is_tokenized_once() -> None:
     assert tokenized == [system, "first", "second"]
 
 
+def test_short_stretches_are_remembered_and_what_users_write_is_not() -> None:
+    cache, tokenized = caching(TOKENIZERS[0])
+    for user in ("the cat sat on the mat and sat", "the mat sat on the cat and sat"):
+        assert cache.ids(f"sat<|b|>{user}<|a|>cat") == whole(TOKENIZERS[0], f"sat<|b|>{user}<|a|>cat")
+    assert tokenized == ["sat<|b|>", "the cat sat on the mat and sat<|a|>", "cat", f"{user}<|a|>"]
+
+
 def test_the_least_recently_used_goes_first() -> None:
     a, b, c = (f"{name} cat sat" * LEAST_CHARS + "<|b|>" for name in "abc")
     cache, tokenized = caching(TOKENIZERS[0])
