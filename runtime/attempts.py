@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 from dynrt.planner.plan import PlanRequest
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
@@ -155,22 +154,13 @@ class Attempts:
 
     # --- for requests -----------------------------------------------------------------------------
 
-    @contextmanager
-    def account_for(self, life: RequestLife, trace: Trace) -> Iterator[None]:
-        """Count an open request, and how it ended; who has read the last output may well not ask for more."""
-        outcome: RequestOutcome = "cancelled"
-        failure: Exception | None = None
-        self.open_requests += 1
-        try:
-            yield
-        except Exception as error:
-            outcome, failure = "failed", error
-            raise
-        finally:
-            self.open_requests -= 1
-            ended = _ended(life, "finished" if life.finished else outcome, self._now())
-            self._metrics.requests.ended(ended)
-            trace.end(ended, failure)
+    def request_ended(self, life: RequestLife, trace: Trace, failure: Exception | None) -> None:
+        """Account for an open request; who has read the last output may well not ask for more."""
+        outcome: RequestOutcome = "cancelled" if failure is None else "failed"
+        self.open_requests -= 1
+        ended = _ended(life, "finished" if life.finished else outcome, self._now())
+        self._metrics.requests.ended(ended)
+        trace.end(ended, failure)
 
     def output_passed(self, life: RequestLife) -> None:
         """The first of each request is its time to first token."""

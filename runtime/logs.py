@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -25,12 +26,11 @@ class EventFormatter(logging.Formatter):
     """`12:03:04.567 INFO fleet: worker registered worker=prefill-0 pid=123`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = _clock(int(record.created))
         where = record.name.removeprefix("dynrt.")
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {where}: {record.getMessage()}"
-        fields = _fields(record)
-        if fields:
-            line += " " + " ".join(f"{name}={_show(value)}" for name, value in fields.items())
+        for name, value in _fields(record).items():
+            line += f" {name}={_show(value)}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -66,7 +66,15 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
+@lru_cache(maxsize=1)
+def _clock(second: int) -> str:
+    """Local time; asked for once in a second of many lines."""
+    return time.strftime("%H:%M:%S", time.localtime(second))
+
+
 def _show(value: object) -> str:
+    if isinstance(value, int):
+        return str(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return repr(text) if " " in text or not text.isprintable() else text
 

@@ -160,7 +160,14 @@ class PlannerActor(Actor[PlannerMessage]):
 
     def _note(self, message: PlannerMessage) -> None:
         planner = self._planner
-        match message:
+        match message:  # the frequent ones first
+            case StepSeen(incarnation, load, timing):
+                planner.step(incarnation, load, timing)
+            case FirstTokenSeen(key):
+                planner.first_token(key)
+            case RequestEnded(key, finished):
+                end = planner.finished if finished else planner.failed
+                end(key)
             case WorkerUp(register):
                 self._worker_up(register)
             case WorkerDown(incarnation):
@@ -171,17 +178,10 @@ class PlannerActor(Actor[PlannerMessage]):
                 planner.pair_connected(prefill, decode)
             case PairDown(prefill, decode):
                 planner.pair_disconnected(prefill, decode)
-            case StepSeen(incarnation, load, timing):
-                planner.step(incarnation, load, timing)
             case Pushed(prefill, decode, kv_bytes, link_s):
                 planner.pushed(prefill, decode, kv_bytes, link_s)
             case Exposed(exposed_s):
                 planner.exposed(exposed_s)
-            case FirstTokenSeen(key):
-                planner.first_token(key)
-            case RequestEnded(key, finished):
-                end = planner.finished if finished else planner.failed
-                end(key)
 
     def _worker_up(self, register: Register) -> None:
         """An engine that joined may be full of KV of which nobody here has heard, and idle ones tell nothing."""

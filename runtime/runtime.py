@@ -43,7 +43,7 @@ from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, M
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
 from dynrt.runtime.supervisor import Supervisor
 from dynrt.runtime.tokenizing import Tokenizing
-from dynrt.runtime.tracing import open_tracing
+from dynrt.runtime.tracing import Trace, open_tracing
 from dynrt.runtime.transfer_manager import TransferManager
 from dynrt.runtime.zmq_channel import ZmqChannel
 from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
@@ -317,24 +317,37 @@ class Runtime:
         `sink` takes the events of a request that has a frame past this generator, where it can; it costs less.
         """
         self._admit(request)
+        life, trace = self._begin(request, sink)
+        outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
+        failure: Exception | None = None
+        self._attempts.open_requests += 1
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    self._attempts.output_passed(life)
+                    yield output
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            self._attempts.request_ended(life, trace, failure)
+
+    def _begin(self, request: GenerateRequest, sink: FrameSink | None) -> tuple[RequestLife, Trace]:
         key = self._random.randbytes(16)
         request_id, model = request.request_id or key.hex(), self._model.name
         request = msgspec.structs.replace(request, request_id=request_id, model=model)
         trace = self._tracing.begin(request, asyncio.get_running_loop().time())
+        if trace.traceparent != request.traceparent:
+            request = msgspec.structs.replace(request, traceparent=trace.traceparent)
         life = RequestLife(
             key,
-            msgspec.structs.replace(request, traceparent=trace.traceparent),
+            request,
             self._sampling(request),
             request.local_prefill or self._config.local_prefill,
             self._attempts,
             sink if request.frame is not None else None,
         )
-        outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
-        with self._attempts.account_for(life, trace):
-            async with aclosing(outputs):
-                async for output in outputs:
-                    self._attempts.output_passed(life)
-                    yield output
+        return life, trace
 
     async def status(self) -> dict[str, Status]:
         """The inside of every engine, by worker id."""

@@ -64,16 +64,18 @@ def log_refusal(request: web.BaseRequest, status: int) -> None:
 
 def _write(request: web.BaseRequest, status: int, started_s: float) -> None:
     record = record_of(request)
+    now_s = asyncio.get_running_loop().time()
     fields: dict[str, object] = {
         "method": request.method,
         "path": request.rel_url.raw_path[:MAX_PATH_CHARS],
         "status": status,
         "outcome": record.outcome,
-        "duration_s": asyncio.get_running_loop().time() - started_s,
+        "duration_s": now_s - started_s,
         "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,
         "request": record.request_id,
     }
     if record.first_output_at is not None:
         fields["ttft_s"] = record.first_output_at - started_s
-    log.info("request", extra=fields | trace_fields(record.traceparent))
+    fields.update(trace_fields(record.traceparent))
+    log.info("request", extra=fields)

@@ -106,7 +106,8 @@ async def _complete_headers(request: web.Request, response: web.StreamResponse) 
     """Here, as the headers of a stream are out before a middleware sees its response."""
     response.headers["X-Request-Id"] = record_of(request).request_id
     response.headers["Server"] = "dynrt"
-    request.app[GUARD].add_cors_headers(request, response)
-    if request.app[OPEN_REQUESTS].ending:
+    app = request.app
+    app[GUARD].add_cors_headers(request, response)
+    if app[OPEN_REQUESTS].ending:
         response.headers["Connection"] = "close"
         response.force_close()

@@ -52,7 +52,7 @@ def too_large() -> BodyTooLargeError:
 async def _read(request: web.Request) -> bytes:
     try:
         if request.content.is_eof():  # all is here, as of most requests: there is nothing to wait for
-            return await request.read()
+            return _within_limit(request.content.read_nowait())
         async with asyncio.timeout(BODY_DEADLINE_S):
             return await request.read()
     except TimeoutError:
@@ -65,6 +65,12 @@ async def _read(request: web.Request) -> bytes:
         raise InvalidRequestError(
             "the body cannot be decoded as its Content-Encoding says; send it again"
         ) from None
+
+
+def _within_limit(raw: bytes) -> bytes:
+    if len(raw) > MAX_BODY_BYTES:
+        raise too_large()
+    return raw
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:

@@ -58,17 +58,18 @@ _RECORD = web.RequestKey("record", RequestRecord)
 
 def record_of(request: web.BaseRequest) -> RequestRecord:
     """The request's one record, made at first use."""
-    record = request.get(_RECORD)
-    if record is None:
+    try:
+        return request[_RECORD]
+    except KeyError:
         headers = request.headers
         record = RequestRecord(
             _request_id(headers.get("X-Request-Id", "")), valid_traceparent(headers.get("traceparent", ""))
         )
         request[_RECORD] = record
-    return record
+        return record
 
 
 def _request_id(wanted: str) -> str:
     """The client's id reduced to visible ASCII, so that headers, logs and messages can carry it; else a new one."""
-    visible = "".join(char for char in wanted[:MAX_REQUEST_ID_CHARS] if "!" <= char <= "~")
+    visible = "".join([char for char in wanted[:MAX_REQUEST_ID_CHARS] if "!" <= char <= "~"])
     return visible or secrets.token_hex(16)

@@ -70,14 +70,15 @@ async def prepare_chat(request: web.Request, fields: Fields, new_reply: NewReply
     asked = read_parameters(fields, logprobs=logprobs)
     refuse_unsupported(fields, CHAT)
     fields.problems.raise_if_any()
-    backend = request.app[BACKEND]
+    app = request.app
+    backend = app[BACKEND]
     card = find_model(backend, asked.model)
     asked = with_forced_calls(asked, conversation.tool_use)
     sampling = await sampling_for_model(asked, backend, card)
     prompt_ids = await encode_conversation(backend, conversation)
     plan = await plan_answers(
         conversation.tool_use,
-        request.app[ANSWER_FORMATS],
+        app[ANSWER_FORMATS],
         backend,
         prompt_ids,
         has_grammar=asked.grammar is not None,

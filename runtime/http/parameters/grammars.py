@@ -51,6 +51,8 @@ def _check(grammar: Grammar) -> None:
 
 def read_grammar(fields: Fields) -> AskedGrammar | None:
     """What is asked for under either name; under both is a problem."""
+    if fields.has_none_of(_NAMES):
+        return None
     by_format = RESPONSE_FORMAT.read(fields)
     by_structure = STRUCTURED_OUTPUTS.read(fields)
     if by_format is not None and by_structure is not None:
@@ -197,3 +199,4 @@ STRUCTURED_OUTPUTS = Parameter[AskedGrammar | None](
     None,
 )
 GRAMMAR: tuple[Parameter[Any], ...] = (RESPONSE_FORMAT, STRUCTURED_OUTPUTS)
+_NAMES = frozenset(parameter.name for parameter in GRAMMAR)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -39,6 +39,11 @@ class Parameter(msgspec.Struct, Generic[T], frozen=True):
         is_told = isinstance(self.default, bool | int | float) and not self.required
         default = {"default": self.default} if is_told else {}
         return {**self.limits, "description": self.about, **default}
+
+
+def read_given(parameters: Mapping[str, Parameter[Any]], fields: Fields) -> dict[str, Any]:
+    """Those of `parameters` that the body has, by name: few, whatever the number that there are."""
+    return {name: parameters[name].read(fields) for name in fields.values if name in parameters}
 
 
 def integer(

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from dynrt.runtime.http.parameters.fields import Fields
-from dynrt.runtime.http.parameters.request_schema import Parameter, boolean, integer, number
+from dynrt.runtime.http.parameters.request_schema import Parameter, boolean, integer, number, read_given
 from dynrt.runtime.messages import SamplingParams
 
 MAX_STOPS = 16
@@ -24,28 +24,13 @@ MAX_UINT32 = 2**32 - 1
 def read_sampling(
     fields: Fields, logprobs: int | None, prompt_logprobs: int | None
 ) -> partial[SamplingParams]:
-    """All but max_tokens and what only the model can tell."""
-    top_p = TOP_P.read(fields)
-    top_k = max(0, TOP_K.read(fields))
-    return partial(
-        SamplingParams,
-        temperature=TEMPERATURE.read(fields),
-        top_p=top_p or 1.0,
-        top_k=top_k if top_p else 1,  # OpenAI takes top_p 0: the smallest set there is, the top token alone
-        min_p=MIN_P.read(fields),
-        seed=SEED.read(fields) or 0,
-        presence_penalty=PRESENCE_PENALTY.read(fields),
-        frequency_penalty=FREQUENCY_PENALTY.read(fields),
-        repetition_penalty=REPETITION_PENALTY.read(fields),
-        logit_bias=LOGIT_BIAS.read(fields),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        min_tokens=MIN_TOKENS.read(fields),
-        ignore_eos=IGNORE_EOS.read(fields),
-        stop=STOP.read(fields),
-        stop_token_ids=STOP_TOKEN_IDS.read(fields),
-        include_stop_str_in_output=INCLUDE_STOP.read(fields),
-    )
+    """All but max_tokens and what only the model can tell. SamplingParams has the defaults of what is not given."""
+    given = read_given(_BY_NAME, fields)
+    given["seed"] = given.get("seed") or 0
+    given["top_k"] = max(0, given.get("top_k", 0))
+    if given.get("top_p") == 0:  # OpenAI takes it: the smallest set there is, the top token alone
+        given |= {"top_p": 1.0, "top_k": 1}
+    return partial(SamplingParams, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
 def are_token_ids(values: list[Any]) -> bool:
@@ -158,3 +143,4 @@ SAMPLING: tuple[Parameter[Any], ...] = (
     TEMPERATURE, TOP_P, TOP_K, MIN_P, SEED, PRESENCE_PENALTY, FREQUENCY_PENALTY, REPETITION_PENALTY, LOGIT_BIAS,
     MIN_TOKENS, IGNORE_EOS, STOP, STOP_TOKEN_IDS, INCLUDE_STOP,
 )  # fmt: skip
+_BY_NAME = {parameter.name: parameter for parameter in SAMPLING}

@@ -49,6 +49,8 @@ def _names(tools: Sequence[dict[str, Any]]) -> list[str]:
 
 def read_tool_use(fields: Fields) -> ToolUse | None:
     """None if no tools are offered. Problems are left with `fields`."""
+    if fields.has_none_of(_NAMES):
+        return None
     tools, (choice, named), parallel = (
         TOOLS.read(fields),
         TOOL_CHOICE.read(fields),
@@ -193,3 +195,4 @@ TOOL_CHOICE = Parameter[Choice](
 )
 PARALLEL_CALLS = boolean("parallel_tool_calls", "Whether one answer may have several calls.", True)
 TOOL_PARAMETERS: tuple[Parameter[Any], ...] = (TOOLS, TOOL_CHOICE, PARALLEL_CALLS)
+_NAMES = frozenset(parameter.name for parameter in TOOL_PARAMETERS)
