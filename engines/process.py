@@ -23,6 +23,7 @@ from dynrt.engines.vllm.installation import check_torchvision
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import PROTOCOL_VERSION, Register, Welcome
+from dynrt.runtime.service import ServiceNotices
 from dynrt.transfer.thread import TransferThread
 
 log = logging.getLogger("dynrt.engine")
@@ -63,6 +64,7 @@ class EngineProcess:
     """Loads, registers, serves until it is told to stop or one of its threads fails."""
 
     def __init__(self, config: EngineConfig, address: str, spawn_token: str) -> None:
+        self._service = ServiceNotices(os.environ)
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._clock = StepClock()
@@ -102,6 +104,7 @@ class EngineProcess:
         self._compute.start()
         self._control.start()
         self._ended.wait()
+        self._service.stopping()
         self._stop()
         if self._error is not None:
             raise self._error
@@ -116,6 +119,7 @@ class EngineProcess:
     def _on_welcome(self, welcome: Welcome) -> None:
         log.info("registered", extra={"worker": welcome.worker_id, "runtime": welcome.runtime_id})
         self._heartbeat.start(welcome.heartbeat_interval_s)
+        self._service.ready(f"registered as {welcome.worker_id}")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._end(None)

@@ -27,6 +27,7 @@ from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.open_files import allow_many
 from dynrt.runtime.requests import GenerateRequest
 from dynrt.runtime.runtime import Runtime
+from dynrt.runtime.service import ServiceNotices
 
 log = logging.getLogger("dynrt.serve")
 
@@ -68,8 +69,9 @@ def serve(arguments: argparse.Namespace) -> int:
     )
     options = endpoint_options(arguments, os.environ)
     check_options(options)
+    service = ServiceNotices(os.environ)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(config, options, arguments))
+        return runner.run(_serve(config, options, arguments, service))
 
 
 def endpoint_options(arguments: argparse.Namespace, environment: Mapping[str, str]) -> EndpointOptions:
@@ -86,9 +88,11 @@ def endpoint_options(arguments: argparse.Namespace, environment: Mapping[str, st
     )
 
 
-async def _serve(config: RuntimeConfig, options: EndpointOptions, arguments: argparse.Namespace) -> int:
+async def _serve(
+    config: RuntimeConfig, options: EndpointOptions, arguments: argparse.Namespace, service: ServiceNotices
+) -> int:
     if arguments.frontends > 1:
-        return await _serve_by_fronts(config, options, arguments)
+        return await _serve_by_fronts(config, options, arguments, service)
     runtime = Runtime(config)
     server = HttpServer(runtime, options)
     stop = _StopSignals()
@@ -97,8 +101,7 @@ async def _serve(config: RuntimeConfig, options: EndpointOptions, arguments: arg
     try:
         async with runtime:
             await _serves(runtime)
-            print(f"dynrt serves {runtime.models()[0].name} at {server.url}", flush=True)
-            await _drain(await stop.first(), server, runtime)
+            await _until_drained(stop, server, runtime, server.url, service)
     except asyncio.CancelledError:
         if not stop.interrupted:
             raise
@@ -108,7 +111,7 @@ async def _serve(config: RuntimeConfig, options: EndpointOptions, arguments: arg
 
 
 async def _serve_by_fronts(
-    config: RuntimeConfig, options: EndpointOptions, arguments: argparse.Namespace
+    config: RuntimeConfig, options: EndpointOptions, arguments: argparse.Namespace, service: ServiceNotices
 ) -> int:
     """The endpoint runs in processes of its own, which share the port."""
     stop = _StopSignals()
@@ -122,8 +125,7 @@ async def _serve_by_fronts(
             async with Fronts(runtime, settings, arguments.frontends) as fronts:
                 loop.add_signal_handler(signal.SIGHUP, fronts.reload)
                 url = url_of(host, settings.port, tls=options.tls_cert is not None)
-                print(f"dynrt serves {runtime.models()[0].name} at {url}", flush=True)
-                await _drain(await stop.first(), fronts, runtime)
+                await _until_drained(stop, fronts, runtime, url, service)
     except asyncio.CancelledError:
         if not stop.interrupted:
             raise
@@ -137,6 +139,18 @@ async def _listen(server: HttpServer, arguments: argparse.Namespace) -> None:
         await server.start(arguments.host, arguments.port)
     else:
         await server.start_unix(Path(arguments.uds), arguments.uds_mode)
+
+
+async def _until_drained(
+    stop: _StopSignals, server: HttpServer | Fronts, runtime: Runtime, url: str, service: ServiceNotices
+) -> None:
+    """Says that it serves, to systemd and to people, and serves until a signal comes."""
+    line = f"dynrt serves {runtime.models()[0].name} at {url}"
+    service.ready(line)
+    print(line, flush=True)
+    number = await stop.first()
+    service.stopping()
+    await _drain(number, server, runtime)
 
 
 async def _drain(number: signal.Signals, server: HttpServer | Fronts, runtime: Runtime) -> None:
