@@ -74,7 +74,7 @@ class EngineProcess:
         self._transfer = TransferThread(
             incarnation,
             engine.info.geometry,
-            engine.kv_regions(),
+            engine.kv_memory(),
             host,
             to_runtime=lambda message: self._control.publish(message),
             to_compute=lambda order: self._compute.post(order),

@@ -21,8 +21,9 @@ from dynrt.runtime.messages import (
     TokenLogprob,
     unpack_ids,
 )
-from dynrt.transfer.layout import KvGeometry, KvRegion
+from dynrt.transfer.layout import KvGeometry
 from dynrt.transfer.local import BlocksReady
+from dynrt.transfer.memory import RankMemory
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
@@ -113,8 +114,8 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def kv_regions(self) -> list[list[KvRegion]]:
-        """Per rank, per layer: the memory to register for transfers."""
+    def kv_memory(self) -> Sequence[RankMemory]:
+        """Per rank: what is to be registered for transfers."""
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request. Whatever is wrong with it comes back as a Token with an error."""

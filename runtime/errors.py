@@ -113,6 +113,10 @@ class EngineError(DynrtError):
     """An engine reported a failure of its own while serving a request."""
 
 
+class RankLostError(EngineError):
+    """A process that computes a part of an engine's model died or hangs: the engine ends."""
+
+
 class ConfigError(DynrtError):
     """The configuration cannot work; raised before anything is started."""
 

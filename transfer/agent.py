@@ -43,6 +43,10 @@ class Agent(Protocol):
 
     def poll_notifications(self) -> list[bytes]: ...
 
+    @property
+    def num_polls(self) -> int:
+        """How often NIXL was polled and all that this brought was returned: in another process that takes a while."""
+
     def notify(self, peer: str, notification: bytes) -> None: ...
 
     def close(self) -> None: ...

@@ -39,6 +39,10 @@ class DeferringAgent(ABC):
     def region_addresses(self) -> list[int]:
         return self.inner.region_addresses
 
+    @property
+    def num_polls(self) -> int:
+        return self.inner.num_polls
+
     def connect_peer(self, peer: ConnectPeer, mapping: KvMapping) -> None:
         self.inner.connect_peer(peer, mapping)
 

@@ -88,6 +88,7 @@ class NixlAgent:
         self._memory, self._device = ("DRAM", 0) if device is None else ("VRAM", device)
         self._peers: dict[str, _Peer] = {}
         self._own_cells: dict[Slice, Any] = {}  # prepared lists, shared by all peers that take the same
+        self.num_polls = 0
         self._unreleased: list[Any] = []  # handles that NIXL would not let go of yet
         self.region_addresses = [region.address for region in regions]
         try:
@@ -190,6 +191,7 @@ class NixlAgent:
             for handle in again:
                 self.release_write(handle)
         by_sender = self._agent.get_new_notifs()
+        self.num_polls += 1
         return [notification for received in by_sender.values() for notification in received]
 
     def notify(self, peer: str, notification: bytes) -> None:

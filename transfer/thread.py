@@ -8,7 +8,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
@@ -27,9 +27,10 @@ from dynrt.transfer.events import (
     FromPrefillEnd,
     PeerConnected,
 )
-from dynrt.transfer.layout import KvGeometry, KvRegion, Mismatch
+from dynrt.transfer.layout import KvGeometry, Mismatch
 from dynrt.transfer.local import BlocksReady, LayerWritten, StepBegins, ToCompute
 from dynrt.transfer.mapping import KvMapping
+from dynrt.transfer.memory import RankMemory
 from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.prefill_end import PrefillEnd
 from dynrt.transfer.pusher import Pusher
@@ -60,7 +61,7 @@ class _Stamped(NamedTuple):
 
 
 class TransferThread:
-    """One per engine process. `geometry` and `regions` have one entry per rank; it registers the memory at once.
+    """One per engine process. `geometry` and `memory` have one entry per rank; it registers the memory at once.
 
     `post`, `step_begins` and `layer_written` may be called from any thread and never wait. The callbacks are called
     on this thread. A failure ends it and is handed to `on_failure`.
@@ -70,7 +71,7 @@ class TransferThread:
         self,
         incarnation: str,
         geometry: list[KvGeometry],
-        regions: list[list[KvRegion]],
+        memory: Sequence[RankMemory],
         host: str,
         to_runtime: Callable[[FromPrefillEnd | FromDecodeEnd], None],
         to_compute: Callable[[ToCompute], None],
@@ -79,11 +80,11 @@ class TransferThread:
         takes_first_token: bool = True,
     ) -> None:
         num_layers = geometry[0].num_layers
-        assert len(geometry) == len(regions) and all(rank.num_layers == num_layers for rank in geometry)
+        assert len(geometry) == len(memory) and all(rank.num_layers == num_layers for rank in geometry)
         self._num_layers = num_layers
         self._trace = None if options.trace is None else TransferTrace(Path(options.trace))
-        checksums = KvChecksums(regions) if options.verify else None
-        self._agents = open_agents(incarnation, geometry, regions, options)
+        self._agents = open_agents(incarnation, geometry, memory, options)
+        checksums = KvChecksums(memory) if options.verify else None
         self._connections = Connections(self._agents)
         self._prefill = PrefillEnd(geometry)
         self._pusher = Pusher(self._prefill, self._agents, checksums, self._trace)
@@ -97,6 +98,7 @@ class TransferThread:
         self._steps: deque[_Stamped] = deque()  # a layer whose CUDA event is still to come holds up the rest
         self._has_more = False  # the last turn posted a write, and there may be another
         self._poll_s = POLL_S  # until the next poll: doubles from poll to poll
+        self._num_polls = 0
         self._watch_at = 0.0
         self._turn_began_at: float | None = None
         self._wake_every = 1  # layers of the current step
@@ -301,7 +303,10 @@ class TransferThread:
         for agent in self._agents:
             for packed in agent.poll_notifications():
                 self._on_notification(packed)
-        self._do(self._decode.polled(time.monotonic()))
+        num_polls = min(agent.num_polls for agent in self._agents)
+        if num_polls > self._num_polls:  # all ranks have polled again
+            self._num_polls = num_polls
+            self._do(self._decode.polled(time.monotonic()))
 
     def _on_notification(self, packed: bytes) -> None:
         try:

@@ -46,7 +46,7 @@ class TokenEngine:
         self._draw = random.Random(0)
         self._memory = array.array("B", bytes(GEOMETRY.num_blocks * GEOMETRY.layer_block_bytes))
 
-    def kv_regions(self) -> list[list[KvRegion]]:
+    def kv_memory(self) -> list[list[KvRegion]]:
         return [[KvRegion(self._memory.buffer_info()[0], len(self._memory))]]
 
     def submit(self, request: EngineRequest) -> None:

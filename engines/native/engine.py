@@ -59,7 +59,7 @@ class NativeEngine(ScheduledEngine):
         self._constraints = Constraints(config.model_dir, info)
         super().__init__(info, limits_of(config, info))
 
-    def kv_regions(self) -> list[list[KvRegion]]:
+    def kv_memory(self) -> list[list[KvRegion]]:
         return [[KvRegion(layer.data_ptr(), layer.nbytes, layer.device.index) for layer in self._kv]]
 
     def submit(self, request: EngineRequest) -> None:

@@ -52,7 +52,7 @@ class SimCore(TimedCore):
         self.kv = KvStore(geometry.num_layers, geometry.num_blocks, geometry.block_size)
         self._contents = Contents(geometry.block_size)
 
-    def kv_regions(self) -> list[list[KvRegion]]:
+    def kv_memory(self) -> list[list[KvRegion]]:
         return [self.kv.regions()]
 
     def cancel(self, key: bytes, epoch: int) -> None:

@@ -25,12 +25,14 @@ OURS = frozenset(
     {
         "async_scheduling",
         "data_parallel_size",
+        "decode_context_parallel_size",
+        "distributed_executor_backend",
         "kv_events_config",
         "kv_transfer_config",
         "model",
         "pipeline_parallel_size",
+        "prefill_context_parallel_size",
         "skip_tokenizer_init",
-        "tensor_parallel_size",
     }
 )
 
@@ -41,7 +43,10 @@ def engine_arguments(config: EngineConfig, link_name: str) -> EngineArgs:
     _check_device(config.device)
     if given:
         log.info("vLLM is given", extra={"engine_args": given})
-    return EngineArgs(**(_defaults(config) | given | _ours(config, link_name)))
+    executor = _executor(given.get("tensor_parallel_size", 1))
+    return EngineArgs(
+        **(_defaults(config) | given | _ours(config, link_name)), distributed_executor_backend=executor
+    )
 
 
 def _known(name: str) -> str:
@@ -64,6 +69,15 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _executor(tensor_parallel_size: Any) -> str:
+    """How vLLM runs its workers. More than one are processes, even where it would take Ray."""
+    if not isinstance(tensor_parallel_size, int) or tensor_parallel_size < 1:
+        raise ConfigError(
+            f"--engine-arg tensor_parallel_size is {tensor_parallel_size!r}; it is a number of ranks, from 1 on"
+        )
+    return "uni" if tensor_parallel_size == 1 else "mp"
 
 
 def _check_device(device: str) -> None:

@@ -1,14 +1,13 @@
 """The connector that vLLM loads: it translates between vLLM's hooks and our engine, and decides nothing itself.
 
-vLLM builds it twice, for its scheduler and for its worker. Nothing here polls, waits or calls NIXL: that is the
-transfer thread's. On CUDA each layer comes with an event recorded behind its KV write, and vLLM is asked for
-piecewise graphs, between whose pieces these hooks run.
+vLLM builds it for its scheduler, and for each of its workers, which may be processes of their own. Nothing here polls,
+waits or calls NIXL: that is the transfer thread's. On CUDA each layer comes with an event recorded behind its KV write,
+and vLLM is asked for piecewise graphs, between whose pieces these hooks run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +27,8 @@ from vllm.v1.request import Request
 from dynrt.engines.scheduling.work import StepWork
 from dynrt.engines.vllm.layout import layout_of
 from dynrt.engines.vllm.link import Link, StepSeen
+from dynrt.engines.vllm.ranks import SOCKET_KEY, StepMetadata
+from dynrt.engines.vllm.workers import OwnWorkerHalf, RankWorkerHalf, WorkerHalf
 from dynrt.transfer.local import BlocksReady
 
 if TYPE_CHECKING:
@@ -43,13 +44,6 @@ def publish_link(name: str, link: Link) -> None:
     _links[name] = link
 
 
-@dataclass
-class StepMetadata(KVConnectorMetadata):
-    """From the scheduler's half to the worker's."""
-
-    ready: list[BlocksReady]
-
-
 class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module."""
 
@@ -57,8 +51,13 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._link = _links[self._kv_transfer_config.kv_connector_extra_config[LINK_KEY]]
-        self._grows = False  # worker: whether this step writes blocks that were announced
+        settings = self._kv_transfer_config.kv_connector_extra_config
+        self._worker: WorkerHalf
+        if role is KVConnectorRole.WORKER and SOCKET_KEY in settings:
+            self._worker = RankWorkerHalf(settings[SOCKET_KEY])
+            return
+        self._link = _links[settings[LINK_KEY]]
+        self._worker = OwnWorkerHalf(self._link)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -96,7 +95,7 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
         assert tables is not None
         handoffs = self._link.handoffs
         if not handoffs.is_prefilling:
-            return StepMetadata([])
+            return StepMetadata()
         blocks_of = {name: tables.get_block_ids(name)[0] for name, _start, _end in chunks}
         growing = {
             block_id
@@ -108,7 +107,7 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
             ready += handoffs.announce(name, start, end, blocks_of[name], growing)
         for blocks in ready:
             self._pool.touch([self._pool.blocks[block_id] for block_id in blocks.block_ids])
-        return StepMetadata(ready)
+        return self._link.ranks.begin_step(ready, self._link.hook)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -121,24 +120,22 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
     # --- worker's half ----------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        self._link.layout = layout_of(self._vllm_config, self._kv_cache_config, kv_caches)
+        self._layout = layout_of(self._vllm_config, self._kv_cache_config, kv_caches)
+        self._worker.register(self._layout, self._vllm_config.parallel_config.rank)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata)
-        ready = connector_metadata.ready
-        self._grows = any(not blocks.written for blocks in ready)
-        if ready:
-            self._link.hook.step_begins(ready)
+        self._worker.begin_step(connector_metadata)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        if self._grows and self._link.layout.is_written_early:
+        if self._worker.grows and self._layout.is_written_early:
             self._tell_written(layer_name)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
     ) -> None:
-        if self._grows and not self._link.layout.is_written_early:
+        if self._worker.grows and not self._layout.is_written_early:
             self._tell_written(layer_name)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
@@ -148,9 +145,9 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
         """So are saves."""
 
     def _tell_written(self, layer_name: str) -> None:
-        layer = self._link.layout.layers[layer_name]
-        device = self._link.layout.regions[layer].device
-        self._link.hook.layer_written(layer, None if device is None else _event_on(device))
+        layer = self._layout.layers[layer_name]
+        device = self._layout.regions[layer].device
+        self._worker.layer_written(layer, None if device is None else _event_on(device))
 
 
 def _event_on(device: int) -> torch.cuda.Event:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import vllm
 from vllm import EngineArgs, LLMEngine, RequestOutput
@@ -24,12 +24,13 @@ from dynrt.engines.vllm.handoffs import RequestId
 from dynrt.engines.vllm.info import info_of
 from dynrt.engines.vllm.link import Link, NoHook, StepSeen
 from dynrt.engines.vllm.outputs import NO_TOKEN, RequestTokens
+from dynrt.engines.vllm.ranks import OneRank, RankProcesses, ranks_of
 from dynrt.engines.vllm.sampling import sampling_of
 from dynrt.engines.vllm.versions import check_version
 from dynrt.planner.events import BlocksStored
 from dynrt.runtime.errors import ConfigError, InvalidRequestError, ModelLoadError
 from dynrt.runtime.messages import EngineLoad, StepTiming
-from dynrt.transfer.layout import KvRegion
+from dynrt.transfer.memory import RankMemory
 
 GRAMMAR_WAIT_S = 1e-3  # a step without tokens leaves the interpreter to the threads that compile grammars
 
@@ -41,13 +42,14 @@ class VllmEngine:
         check_version(vllm.__version__)
         link_name = secrets.token_hex(8)
         arguments = engine_arguments(config, link_name)
-        self._link = Link(arguments.block_size)
+        ranks = ranks_of(arguments.tensor_parallel_size)
+        self._link = Link(arguments.block_size, ranks)
         publish_link(link_name, self._link)
-        self._llm = _load(arguments)
+        self._llm = _load(arguments, ranks)
         self._cache = CacheIndex()
         self._scheduler = _scheduler_of(self._llm)
         self._scheduler.kv_event_publisher = CacheEventSink(self._cache)
-        self._info = info_of(self._llm, self._link.layout.geometry)
+        self._info = info_of(self._llm, ranks.geometry)
         self._requests: dict[RequestId, RequestTokens] = {}
         self._refused: dict[RequestId, str] = {}  # why vLLM does not take them
         self._unreservable: dict[RequestId, str] = {}  # the same, found out after reserve took them
@@ -58,8 +60,8 @@ class VllmEngine:
     def info(self) -> EngineInfo:
         return self._info
 
-    def kv_regions(self) -> list[list[KvRegion]]:
-        return [self._link.layout.regions]
+    def kv_memory(self) -> Sequence[RankMemory]:
+        return self._link.ranks.memory
 
     # --- between steps ----------------------------------------------------------------------------
 
@@ -217,13 +219,27 @@ class VllmEngine:
         self._llm.engine_core.shutdown()
 
 
-def _load(arguments: EngineArgs) -> LLMEngine:
+def _load(arguments: EngineArgs, ranks: OneRank | RankProcesses) -> LLMEngine:
+    arguments.kv_transfer_config.kv_connector_extra_config |= ranks.settings
+    try:
+        llm = _load_model(arguments)
+        ranks.await_all()
+    finally:
+        ranks.close()
+    return llm
+
+
+def _load_model(arguments: EngineArgs) -> LLMEngine:
     try:
         return LLMEngine.from_engine_args(arguments)
     except OSError as error:
         raise ModelLoadError(f"vLLM cannot read {arguments.model}: {error}") from error
     except (ValueError, VLLMError) as error:
         raise ConfigError(f"vLLM does not start as it was configured: {error}") from error
+    except Exception as error:  # of a worker process only its text comes here, as whatever vLLM wraps it in
+        if arguments.tensor_parallel_size == 1:
+            raise
+        raise ConfigError(f"a worker process of vLLM does not start: {error}") from error
 
 
 def _scheduler_of(llm: LLMEngine) -> Scheduler:

@@ -11,7 +11,7 @@ from dynrt.engines.protocol import EngineInfo
 from dynrt.transfer.layout import KvGeometry
 
 
-def info_of(llm: LLMEngine, geometry: KvGeometry) -> EngineInfo:
+def info_of(llm: LLMEngine, geometry: list[KvGeometry]) -> EngineInfo:
     """vLLM's decode recomputes the last prompt token, so it samples the first token itself."""
     model = llm.model_config
     return EngineInfo(
@@ -19,7 +19,7 @@ def info_of(llm: LLMEngine, geometry: KvGeometry) -> EngineInfo:
         context_length=model.max_model_len,
         vocab_size=model.get_vocab_size(),
         eos_token_ids=_eos_token_ids(llm),
-        geometry=[geometry],
+        geometry=geometry,
         first_token_from="decode",
         takes_grammar=True,
     )

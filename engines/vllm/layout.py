@@ -44,6 +44,8 @@ def layout_of(
         head_size=spec.head_size,
         dtype=_dtype(spec),
         order=_order(modules[0], kv_cache_config.kv_cache_layout),
+        first_head=_first_head(vllm_config),
+        total_kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
     )
     for name, tensor in zip(names, tensors, strict=True):
         _check_tensor(name, tensor, geometry)
@@ -53,6 +55,14 @@ def layout_of(
         {name: layer for layer, name in enumerate(names)},
         not any(module.attn_backend.forward_includes_kv_cache_update for module in modules),
     )
+
+
+def _first_head(vllm_config: VllmConfig) -> int:
+    """Ranks hold equal shares of the model's KV heads, in order; more ranks than heads: neighbours hold the same."""
+    parallel = vllm_config.parallel_config
+    num_heads: int = vllm_config.model_config.get_total_num_kv_heads()
+    first_head: int = parallel.rank * num_heads // parallel.tensor_parallel_size
+    return first_head
 
 
 def _spec(kv_cache_config: KVCacheConfig) -> FullAttentionSpec:

@@ -1,4 +1,4 @@
-"""What an engine and both halves of its vLLM connector share: all three run in one process, in its compute thread."""
+"""What an engine and its vLLM connector share inside the compute thread: all of it but workers in other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dynrt.engines.protocol import LayerHook
 from dynrt.engines.scheduling.work import StepWork
 from dynrt.engines.vllm.handoffs import Handoffs
-from dynrt.engines.vllm.layout import CacheLayout
+from dynrt.engines.vllm.ranks import OneRank, RankProcesses
 from dynrt.transfer.local import BlocksReady
 
 
@@ -36,12 +36,12 @@ class StepSeen:
 
 
 class Link:
-    """The scheduler half sets `unpin`, the worker half sets `layout`, while vLLM builds them."""
+    """The scheduler half sets `unpin` while vLLM builds it."""
 
-    layout: CacheLayout
     unpin: Callable[[Sequence[int]], None]
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, ranks: OneRank | RankProcesses) -> None:
+        self.ranks = ranks
         self.handoffs = Handoffs(block_size)
         self.hook: LayerHook = NoHook()
         self.step = StepSeen()

@@ -69,7 +69,7 @@ def copy_blocks(
 ) -> None:
     """A handoff's pushes, by address, as NIXL makes them."""
     num_bytes = source.info.geometry[0].layer_block_bytes
-    for ours, theirs in zip(source.kv_regions()[0], target.kv_regions()[0], strict=True):
+    for ours, theirs in zip(source.kv_memory()[0], target.kv_memory()[0], strict=True):
         for source_id, target_id in zip(source_ids, target_ids, strict=True):
             assert (target_id + 1) * num_bytes <= theirs.num_bytes
             ctypes.memmove(

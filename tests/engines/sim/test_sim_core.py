@@ -33,7 +33,7 @@ PROMPT = [10 + (7 * i * i) % 280 for i in range(23)]
 
 def damage(engine: VirtualEngine, block_id: int, layer: int, offset: int) -> None:
     """As a write meant for another block would."""
-    region = engine.core.kv_regions()[0][layer]
+    region = engine.core.kv_memory()[0][layer]
     block_bytes = engine.core.info.geometry[0].layer_block_bytes
     word = ctypes.c_uint32.from_address(region.address + block_id * block_bytes + 4 * offset)
     word.value ^= 0x5A5A5A5A

@@ -80,7 +80,7 @@ def test_info(bench: Bench) -> None:
     [
         ({"max_modle_len": "7"}, "max_modle_len is no argument .* which have max_model_len"),
         ({"kv-transfer-config": "{}"}, "kv-transfer-config is set by dynrt itself"),
-        ({"tensor_parallel_size": "2"}, "tensor_parallel_size is set by dynrt itself"),
+        ({"pipeline_parallel_size": "2"}, "pipeline_parallel_size is set by dynrt itself"),
     ],
 )
 def test_engine_arg_is_refused_before_anything_is_loaded(

@@ -80,7 +80,7 @@ class Copier:
         if target is None:
             return
         size = self.engine.info.geometry[0].layer_block_bytes
-        base = self.engine.kv_regions()[0][layer].address
+        base = self.engine.kv_memory()[0][layer].address
         for index, source in enumerate(blocks.block_ids, blocks.first_block - target.first_block):
             if index >= 0:
                 ctypes.memmove(base + target.block_ids[index] * size, base + source * size, size)
