@@ -34,6 +34,10 @@ class Demand(NamedTuple):
     output_tokens: int
     uncached_extra: float  # k of the score
 
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
 
 class Candidate(msgspec.Struct, frozen=True):
     """One worker as seen by one request: what each part it could play would cost there."""

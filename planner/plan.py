@@ -28,9 +28,9 @@ class WorkerFacts(msgspec.Struct, frozen=True):
         return self.num_blocks * self.block_size
 
     @property
-    def longest_prompt(self) -> int:
-        """Tokens; one more is needed for the output."""
-        return min(self.context_length, self.capacity_tokens) - 1
+    def room_tokens(self) -> int:
+        """The longest prompt and output together; the KV of the last token is never computed."""
+        return min(self.context_length, self.capacity_tokens + 1)
 
     @property
     def can_prefill(self) -> bool:
@@ -92,8 +92,8 @@ class Plan(Choice, frozen=True):
 
 
 class NoPlan(msgspec.Struct, frozen=True):
-    """No worker can serve the request: none is up (it may be worth waiting), the prompt fits none that is, or
-    admission refuses it (planner/admission.py).
+    """No worker can serve the request: none is up (it may be worth waiting), it fits none that is, or admission
+    refuses it (planner/admission.py).
     """
 
     kind: RefusalKind

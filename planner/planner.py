@@ -17,6 +17,7 @@ from dynrt.planner.links import Links, Pair
 from dynrt.planner.load import Load, LoadReport
 from dynrt.planner.plan import Choice, NoPlan, Plan, PlanRequest, WorkerFacts
 from dynrt.planner.prefix_index import DEFAULT_LIMIT_BYTES, TOKEN_BYTES, PrefixIndex
+from dynrt.planner.ways import Ways, find_ways
 
 EXPECTATION_S = 5.0  # a plan's blocks count as held for its expected time and so much longer
 
@@ -32,15 +33,6 @@ class _Open(msgspec.Struct):
     prefill: str
     decode: str
     expected: dict[str, int]  # by worker: the prefix index's handle of what this plan will leave there
-
-
-class _Ways(NamedTuple):
-    """What the request and the fleet leave to choose from, and why it is no more than that."""
-
-    prefills: list[Candidate]  # for some decode worker
-    locals: list[Candidate]
-    decodes: list[Candidate]
-    reason: str
 
 
 class Planner:
@@ -148,22 +140,17 @@ class Planner:
         assert request.prompt_ids and len(request.prompt_ids) % TOKEN_BYTES == 0, len(request.prompt_ids)
         self.failed(request.key)
         self._index.expire(now)
-        prompt_tokens = len(request.prompt_ids) // TOKEN_BYTES
-        exclude = frozenset() if request.prefilled_on else request.exclude  # there, they only cannot decode
-        usable = [worker for name, worker in self._workers.items() if name not in exclude]
-        fitting = [worker for worker in usable if prompt_tokens <= worker.facts.longest_prompt]
-        if not fitting:
-            return _no_plan(usable, len(self._workers), prompt_tokens)
-        candidates = self._candidates(request, fitting, prompt_tokens)
-        choices, reason = self._choices(request, candidates, prompt_tokens)
-        if not choices and request.prefilled_on:
-            return self._no_room(request, candidates)
+        demand = Demand(len(request.prompt_ids) // TOKEN_BYTES, request.max_tokens, self._uncached_extra)
+        candidates = self._candidates(request, demand)
+        ways = find_ways(request, demand, candidates, self._links)
+        if not ways.prefills and not ways.locals:
+            return self._no_way(request, demand, candidates)
+        choices = self._choices(request, demand, ways)
         if not choices:
-            ways = self._ways(request, candidates)
             return refusal([*ways.prefills, *ways.locals], self._limits)
         runner_up = choices[1] if len(choices) > 1 else None
         fields = msgspec.structs.asdict(choices[0])
-        plan = Plan(**fields, prompt_tokens=prompt_tokens, reason=reason, runner_up=runner_up)
+        plan = Plan(**fields, prompt_tokens=demand.prompt_tokens, reason=ways.reason, runner_up=runner_up)
         self._count(request, plan, now)
         return plan
 
@@ -193,68 +180,45 @@ class Planner:
             self._index.withdraw(worker_id, handle)
         self.finished(key)
 
-    def _candidates(
-        self, request: PlanRequest, workers: list[_Worker], prompt_tokens: int
-    ) -> list[Candidate]:
+    def _candidates(self, request: PlanRequest, demand: Demand) -> list[Candidate]:
         hits = self._index.match(request.salt, request.prompt_ids)
-        demand = Demand(prompt_tokens, request.max_tokens, self._uncached_extra)
+        exclude = frozenset() if request.prefilled_on else request.exclude  # there, they only cannot decode
         random, coefficients_of = self._random.random, self._fleet.of
         return [
-            see_worker(facts, load, coefficients_of(facts.id), demand, hits.get(facts.id, 0), random())
-            for facts, load in workers
+            see_worker(facts, load, coefficients_of(name), demand, hits.get(name, 0), random())
+            for name, (facts, load) in self._workers.items()
+            if name not in exclude
         ]
 
-    def _ways(self, request: PlanRequest, candidates: list[Candidate]) -> _Ways:
-        decodes = [candidate for candidate in candidates if candidate.facts.can_decode]
-        if request.prefilled_on:
-            return self._ways_on(request, candidates, decodes)
-        if not decodes:
-            return _Ways([], candidates, [], "no decode worker")
-        if request.local_prefill == "always":
-            return _Ways([], decodes, decodes, "local prefill always")
-        prefills = [one for one in candidates if one.facts.can_prefill and self._is_connected(one, decodes)]
-        if not prefills:
-            return _Ways([], decodes, decodes, "no connected pair")
-        if request.local_prefill == "never":
-            return _Ways(prefills, [], decodes, "local prefill never")
-        return _Ways(prefills, decodes, decodes, "expected sooner")
-
-    def _ways_on(self, request: PlanRequest, candidates: list[Candidate], decodes: list[Candidate]) -> _Ways:
-        """From the worker that has prefilled it: to another decode worker, or no further."""
-        prefills = [candidate for candidate in candidates if candidate.facts.id == request.prefilled_on]
-        others = [
-            decode for decode in decodes if decode.facts.id not in {*request.exclude, request.prefilled_on}
-        ]
-        if any(self._is_connected(prefill, others) for prefill in prefills):
-            return _Ways(prefills, [], others, "no room before")
-        num_tokens = len(request.prompt_ids) // TOKEN_BYTES + request.max_tokens
-        can_stay = [candidate for candidate in prefills if num_tokens <= candidate.facts.capacity_tokens]
-        return _Ways([], can_stay, [], "no room elsewhere")
-
-    def _no_room(self, request: PlanRequest, candidates: list[Candidate]) -> NoPlan:
-        if request.prefilled_on not in self._workers:
+    def _no_way(self, request: PlanRequest, demand: Demand, candidates: list[Candidate]) -> NoPlan:
+        """Why no worker could serve it, whatever the load."""
+        num_workers = len(self._workers)
+        if request.prefilled_on and request.prefilled_on not in self._workers:
             return NoPlan("no_worker", "the worker that holds the finished prompt is gone")
-        return no_room([candidate for candidate in candidates if candidate.facts.can_decode])
+        if request.prefilled_on:
+            return no_room([candidate for candidate in candidates if candidate.facts.can_decode])
+        if not candidates:
+            excluded = f", {num_workers} excluded because they failed this request" if num_workers else ""
+            return NoPlan("no_worker", f"no worker is up{excluded}")
+        if request.is_admitted:
+            return NoPlan(
+                "no_worker", f"of {num_workers} workers, those that had room for the request are gone"
+            )
+        return _too_long(demand, max(candidate.facts.room_tokens for candidate in candidates))
 
-    def _is_connected(self, prefill: Candidate, decodes: list[Candidate]) -> bool:
-        return any((prefill.facts.id, decode.facts.id) in self._links for decode in decodes)
-
-    def _choices(
-        self, request: PlanRequest, candidates: list[Candidate], prompt_tokens: int
-    ) -> tuple[list[Choice], str]:
+    def _choices(self, request: PlanRequest, demand: Demand, ways: Ways) -> list[Choice]:
         """Up to two, the best first. None: admission leaves no worker to prefill on.
 
         Workers are chosen by score, of remote as of local ones; between remote and local the honest time decides
         (docs/planner.md says why).
         """
-        ways = self._ways(request, candidates)
         limits = NO_LIMITS if request.is_admitted else self._limits
         prefills = within_limits(ways.prefills, limits)
-        remote = best_remote(prefills, ways.decodes, self._links, prompt_tokens)
+        remote = best_remote(prefills, ways.decodes, self._links, demand.prompt_tokens)
         local = best_local(within_limits(ways.locals, limits))
         if remote and local:
-            return sorted((local[0], remote[0]), key=lambda choice: choice.expected_ms), ways.reason
-        return remote or local, ways.reason
+            return sorted((local[0], remote[0]), key=lambda choice: choice.expected_ms)
+        return remote or local
 
     def _count(self, request: PlanRequest, plan: Plan, now: float) -> None:
         """What was planned is load, and soon cached, before the workers say so."""
@@ -270,11 +234,9 @@ class Planner:
         self._open[request.key] = _Open(plan.prefill, plan.decode, expected)
 
 
-def _no_plan(usable: list[_Worker], num_workers: int, prompt_tokens: int) -> NoPlan:
-    if not usable:
-        excluded = f", {num_workers} excluded because they failed this request" if num_workers else ""
-        return NoPlan("no_worker", f"no worker is up{excluded}")
-    longest = max(worker.facts.longest_prompt for worker in usable)
+def _too_long(demand: Demand, room_tokens: int) -> NoPlan:
     return NoPlan(
-        "too_long", f"a prompt of {prompt_tokens} tokens fits no worker; the longest that does has {longest}"
+        "too_long",
+        f"the prompt has {demand.prompt_tokens} tokens and max_tokens is {demand.output_tokens}, together more than "
+        f"any worker has room for; the largest takes {room_tokens}",
     )

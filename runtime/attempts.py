@@ -173,7 +173,7 @@ class Attempts:
             life.key,
             life.request.salt,
             life.known_ids,
-            life.sampling.max_tokens,
+            life.sampling.max_tokens - len(life.output_ids),
             life.local_prefill,
             exclude,
             life.is_admitted,

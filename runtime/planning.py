@@ -229,7 +229,7 @@ class PlannerActor(Actor[PlannerMessage]):
 def _refused(no_plan: NoPlan) -> ContextLengthError | OverloadedError:
     match no_plan.kind:
         case "too_long":
-            return ContextLengthError(no_plan.reason, param="prompt")
+            return ContextLengthError(no_plan.reason, param="max_tokens")
         case "no_worker":
             return NoWorkerError(f"{no_plan.reason}; try again in a moment", retry_after_s=RETRY_AFTER_S)
         case "too_slow" | "queues_full" | "no_room":

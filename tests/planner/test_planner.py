@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from random import Random
 from typing import Literal
 
+import msgspec
 import pytest
 
 from dynrt.planner.events import ROOT, BlocksStored, CacheCleared, CacheEvents
@@ -69,16 +71,20 @@ class Requests:
         local_prefill: Literal["auto", "never", "always"] = "auto",
         exclude: tuple[str, ...] = (),
         salt: str = "",
+        max_tokens: int = 100,
     ) -> PlanRequest:
         self.count += 1
         key = self.count.to_bytes(16, "big")
-        return PlanRequest(key, salt, pack_ids(prompt), 100, local_prefill, frozenset(exclude))
+        return PlanRequest(key, salt, pack_ids(prompt), max_tokens, local_prefill, frozenset(exclude))
 
     def fresh(
-        self, num_tokens: int, local_prefill: Literal["auto", "never", "always"] = "auto"
+        self,
+        num_tokens: int,
+        local_prefill: Literal["auto", "never", "always"] = "auto",
+        max_tokens: int = 100,
     ) -> PlanRequest:
         start = 1_000_000 * (self.count + 1)
-        return self(list(range(start, start + num_tokens)), local_prefill)
+        return self(list(range(start, start + num_tokens)), local_prefill, max_tokens=max_tokens)
 
 
 @pytest.fixture
@@ -220,13 +226,57 @@ def test_an_excluded_worker_is_skipped(request_for: Requests) -> None:
         assert (plan.prefill, plan.decode) == ("p1", "d0")
 
 
-def test_a_prompt_that_fits_no_cache_or_context_is_too_long(request_for: Requests) -> None:
+def test_a_request_that_fits_no_cache_or_context_is_too_long(request_for: Requests) -> None:
     planner = Planner(Random(0))
     planner.worker_joined(facts("small", "both", num_blocks=4))
     planner.worker_joined(facts("short", "both", context_length=60))
-    assert isinstance(planner.plan(request_for.fresh(63), 0.0), Plan)
-    answer = planner.plan(request_for.fresh(64), 0.0)
-    assert isinstance(answer, NoPlan) and answer.kind == "too_long" and "63" in answer.reason
+    assert isinstance(planner.plan(request_for.fresh(60, max_tokens=5), 0.0), Plan)
+    answer = planner.plan(request_for.fresh(60, max_tokens=6), 0.0)
+    assert answer == NoPlan(
+        "too_long",
+        "the prompt has 60 tokens and max_tokens is 6, together more than any worker has room for; "
+        "the largest takes 65",
+    )
+
+
+def unlike_sizes(prefill_blocks: dict[str, int], decode_blocks: dict[str, int]) -> Planner:
+    """All pairs connected; workers named as their caches are."""
+    planner = Planner(Random(0))
+    for worker_id, num_blocks in prefill_blocks.items():
+        planner.worker_joined(facts(worker_id, "prefill", num_blocks))
+    for worker_id, num_blocks in decode_blocks.items():
+        planner.worker_joined(facts(worker_id, "decode", num_blocks))
+    for prefill, decode in product(prefill_blocks, decode_blocks):
+        planner.pair_connected(prefill, decode)
+    return planner
+
+
+def test_what_the_decode_worker_will_reserve_must_fit_there_and_the_prompt_on_prefill(
+    request_for: Requests,
+) -> None:
+    planner = unlike_sizes({"p-small": 10, "p-large": 20}, {"d-small": 30, "d-large": 40})
+    for _ in range(10):
+        plan = made(planner, request_for.fresh(200, "never", max_tokens=300))
+        assert (plan.prefill, plan.decode) == ("p-large", "d-large")
+
+
+def test_what_fits_no_decode_worker_is_decoded_by_a_prefill_worker_that_has_room(
+    request_for: Requests,
+) -> None:
+    planner = unlike_sizes({"p-large": 40, "p-small": 10}, {"d": 20})
+    plan = made(planner, request_for.fresh(100, "never", max_tokens=400))
+    assert (plan.prefill, plan.decode, plan.reason) == ("p-large", "p-large", "too large for decode workers")
+
+
+def test_a_prompt_that_fits_no_prefill_worker_is_prefilled_by_a_decode_worker(request_for: Requests) -> None:
+    plan = made(unlike_sizes({"p": 10}, {"d": 40}), request_for.fresh(200, "never"))
+    assert (plan.kind, plan.decode) == ("local", "d")
+
+
+def test_a_request_under_way_waits_for_the_worker_that_had_room(request_for: Requests) -> None:
+    request = msgspec.structs.replace(request_for.fresh(200, max_tokens=300), is_admitted=True)
+    answer = unlike_sizes({"p": 20}, {"d": 20}).plan(request, 0.0)
+    assert isinstance(answer, NoPlan) and answer.kind == "no_worker"
 
 
 # --- spreading ------------------------------------------------------------------------------------

@@ -32,15 +32,21 @@ class PlannerMachine(RuleBasedStateMachine):
         super().__init__()
         self.planner = Planner(Random(0))
         self.roles: dict[str, str] = {}
+        self.room: dict[str, int] = {}
         self.connected: set[tuple[str, str]] = set()
         self.open: dict[bytes, tuple[str, str]] = {}
         self.now = 0.0
 
-    @rule(worker=workers, role=st.sampled_from(("prefill", "decode", "both")))
-    def joins_or_restarts(self, worker: str, role: str) -> None:
-        self.planner.worker_joined(facts(worker, role))
+    @rule(
+        worker=workers,
+        role=st.sampled_from(("prefill", "decode", "both")),
+        num_blocks=st.sampled_from((32, 64, 128)),
+    )
+    def joins_or_restarts(self, worker: str, role: str, num_blocks: int) -> None:
+        self.planner.worker_joined(facts(worker, role, num_blocks))
         self._forget(worker)
         self.roles[worker] = role
+        self.room[worker] = 4 * num_blocks + 1
 
     @rule(worker=workers)
     def leaves(self, worker: str) -> None:
@@ -73,20 +79,24 @@ class PlannerMachine(RuleBasedStateMachine):
         plan = self.planner.plan(request, self.now)
         self.open.pop(key, None)
         usable = self.roles.keys() - exclude
+        roomy = {worker for worker in usable if len(prompt) + 50 <= self.room[worker]}
         if isinstance(plan, NoPlan):
-            assert not usable or len(prompt) > 4 * 64 - 1
+            assert not roomy
             return
         self.open[key] = (plan.prefill, plan.decode)
         assert {plan.prefill, plan.decode} <= usable
         assert (plan.kind == "local") == (plan.prefill == plan.decode)
-        decoders = {worker for worker in usable if self.roles[worker] != "prefill"}
-        pairs = {
-            (p, d) for p, d in self.connected if p in usable and d in decoders and self.roles[p] != "decode"
+        decoders = {worker for worker in roomy if self.roles[worker] != "prefill"}
+        prefillers = {
+            worker
+            for worker in usable
+            if self.roles[worker] != "decode" and len(prompt) + 1 <= self.room[worker]
         }
+        pairs = {(p, d) for p, d in self.connected if p in prefillers and d in decoders}
         if plan.kind == "remote":
             assert (plan.prefill, plan.decode) in pairs and local_prefill != "always"
         else:
-            assert plan.decode in (decoders or usable)
+            assert plan.decode in (decoders or roomy)
             assert local_prefill != "never" or not pairs
         if plan.runner_up is not None and plan.runner_up.kind == plan.kind:
             assert plan.score_ms <= plan.runner_up.score_ms
