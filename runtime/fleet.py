@@ -52,7 +52,7 @@ class Fleet:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._channel = channel
         self._workers: dict[str, Worker] = {}
-        self._pairs: set[tuple[str, str]] = set()
+        self._pairs: set[tuple[str, str]] = set()  # (prefill, decode) incarnations: handoffs can run
         self.changes = 0  # workers that came or went, ever
         self.observer: FleetObserver
 
@@ -67,11 +67,6 @@ class Fleet:
 
     def by_id(self, worker_id: str) -> Worker | None:
         return next((worker for worker in self if worker.id == worker_id), None)
-
-    @property
-    def connected_pairs(self) -> frozenset[tuple[str, str]]:
-        """(prefill, decode) incarnations between which handoffs can run."""
-        return frozenset(self._pairs)
 
     def refusal(self, register: Register) -> str | None:
         """Why this engine cannot be one of ours, naming both values."""

@@ -18,6 +18,8 @@ from live_server import (
     complete,
     completion,
     eventually,
+    holds_nothing,
+    metrics_of,
     prompt,
     serving,
     texts_of,
@@ -37,13 +39,6 @@ async def joining(folder: Path, model: Path, address: str, role: str) -> AsyncIt
     arguments = ("engine", model, "--join", address, "--role", role, "--dtype", "float32")
     async with command(folder / f"{role}.log", *arguments) as engine:
         yield engine
-
-
-async def metric(session: aiohttp.ClientSession, name: str) -> float:
-    """The sum of all series of `name` with these labels."""
-    async with session.get("/metrics") as response:
-        text = await response.text()
-    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}.* (\S+)$", text, re.MULTILINE))
 
 
 async def test_joined_engines_outlive_their_runtime(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -68,8 +63,8 @@ async def test_joined_engines_outlive_their_runtime(tiny_model_dir: Path, tmp_pa
         async with serving(tmp_path / "second", *arguments) as second, client_of(second.url) as session:
             await second.logged("pair connected")
             assert await complete(session, prompt(200), 20, cache_salt="cold") == expected
-            assert await metric(session, 'dynrt_handoffs_total{outcome="committed"}') >= 1
-            await eventually(lambda: holds_nothing(session))
+            assert (await metrics_of(session))['dynrt_handoffs_total{outcome="committed"}'] >= 1
+            await eventually(lambda: is_at_rest(session))
 
             prefill.signal(signal.SIGKILL)
             await second.logged("worker lost")
@@ -81,9 +76,9 @@ async def test_joined_engines_outlive_their_runtime(tiny_model_dir: Path, tmp_pa
         assert await decode.status(END_S) == 0
 
 
-async def holds_nothing(session: aiohttp.ClientSession) -> bool:
-    """What the first runtime asked for was dropped: the engines hold blocks for nobody."""
-    return not await metric(session, 'dynrt_kv_blocks{state="active"')
+async def is_at_rest(session: aiohttp.ClientSession) -> bool:
+    """What the first runtime asked for was dropped, too."""
+    return holds_nothing(await metrics_of(session))
 
 
 async def test_an_engine_of_another_model_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
