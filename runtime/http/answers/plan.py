@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from dynrt.runtime.errors import InvalidRequestError
-from dynrt.runtime.http.answers.answer import AnswerPlan
+from dynrt.runtime.http.answers.answer import AnswerPlan, ReasoningPlan
 from dynrt.runtime.http.answers.formats import AnswerFormats
 from dynrt.runtime.http.answers.tools.forced import ForcedCallParser, ForcedListParser
 from dynrt.runtime.http.answers.tools.formats import TOOL_FORMATS, ToolFormat
@@ -45,10 +45,10 @@ async def plan_answers(
     if reasoning is None:
         return plan
     tail = prompt_ids[-4 * PROMPT_END_TOKENS :]
+    prompt_end = await backend.decode(tail, skip_special_tokens=False)
     return msgspec.structs.replace(
         plan,
-        reasoning=reasoning,
-        prompt_end=await backend.decode(tail, skip_special_tokens=False),
+        reasoning=ReasoningPlan(reasoning, prompt_end, backend.token_bytes()),
         special_tokens=(*plan.special_tokens, reasoning.opening, reasoning.closing),
     )
 

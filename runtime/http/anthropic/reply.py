@@ -54,9 +54,9 @@ class MessagesReply:
 
     def _follow(self, output: GenerateOutput) -> list[BlockNews]:
         finish = finish_word(output)
-        news = self._blocks.follow(self._reader.feed(output.text))
+        news = self._blocks.follow(self._reader.read(output))
         if finish is not None:
-            news += self._blocks.follow(self._reader.finish()) + self._blocks.close()
+            news += self._blocks.close()
             self._stop = _stop(output, has_calls=self._blocks.has_calls)
         return news
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -27,9 +27,7 @@ class ChatAnswer:
         self.has_calls = False
 
     def deltas(self, output: GenerateOutput) -> list[openai.Delta]:
-        events = self._reader.feed(output.text)
-        if output.finish_reason is not None:
-            events += self._reader.finish()
+        events = self._reader.read(output)
         return [delta for event in events if (delta := self._delta(event)) is not None]
 
     def _delta(self, event: AnswerEvent) -> openai.Delta | None:
@@ -53,6 +51,7 @@ class ChatAnswerReply(ChatReply, frozen=True):
     """See replies.Reply. Text is read here, so it does not come in frames."""
 
     plan: AnswerPlan
+    readers: dict[int, AnswerReader] = msgspec.field(default_factory=dict)  # by choice
     answers: dict[int, ChatAnswer] = msgspec.field(default_factory=dict)  # by choice, of a stream
 
     def frame(self, index: int) -> Frame | None:
@@ -64,13 +63,14 @@ class ChatAnswerReply(ChatReply, frozen=True):
         finish = finish_word(output)
         answer = self.answers.get(index)
         if answer is None:
-            answer = self.answers[index] = ChatAnswer(self.plan.reader(), self.plan.new_call_id)
+            answer = self.answers[index] = ChatAnswer(self._new_reader(index), self.plan.new_call_id)
         deltas = answer.deltas(output)
         if not deltas and (first or (self._tells_tokens and output.token_ids)):
             deltas = [openai.Delta()]  # no content yet: there may be none but calls
         if first:
             deltas[0] = msgspec.structs.replace(deltas[0], role="assistant")
         told_ids = self._prompt_token_ids() if first and index == 0 else UNSET
+        usage = UNSET if usage is UNSET else self._with_reasoning(usage)
         chunks: list[bytes] = []
         for choice in self._told_with_tokens(index, output, deltas):
             chunks.append(self._chunk([choice], usage, told_ids))
@@ -80,6 +80,24 @@ class ChatAnswerReply(ChatReply, frozen=True):
             end = openai.ChunkChoice(openai.Delta(), word, output.stop_reason, index)
             chunks.append(self._chunk([end], usage))
         return b"".join(chunks)
+
+    def usage_event(self, usage: openai.Usage) -> bytes:
+        return ChatReply.usage_event(self, self._with_reasoning(usage))
+
+    def whole(self, outputs: Sequence[GenerateOutput], usage: openai.Usage) -> openai.ChatCompletion:
+        completion = ChatReply.whole(self, outputs, usage)
+        return msgspec.structs.replace(completion, usage=self._with_reasoning(usage))
+
+    def _new_reader(self, index: int) -> AnswerReader:
+        reader = self.readers[index] = self.plan.reader()
+        return reader
+
+    def _with_reasoning(self, usage: openai.Usage) -> openai.Usage:
+        """`usage`, and how many tokens that were read were reasoning, where it is looked for."""
+        if self.plan.reasoning is None:
+            return usage
+        count = sum(reader.reasoning_tokens for reader in self.readers.values())
+        return msgspec.structs.replace(usage, completion_tokens_details=openai.CompletionTokensDetails(count))
 
     def _told_with_tokens(
         self, index: int, output: GenerateOutput, deltas: Iterable[openai.Delta]
@@ -92,9 +110,8 @@ class ChatAnswerReply(ChatReply, frozen=True):
         return choices
 
     def _choice(self, index: int, output: GenerateOutput) -> openai.ChatChoice:
-        reader = self.plan.reader()
         blocks = Blocks(self.plan.new_call_id)
-        blocks.follow([*reader.feed(output.text), *reader.finish()])
+        blocks.follow(self._new_reader(index).read(output))
         choice = ChatReply._choice(self, index, output)
         return msgspec.structs.replace(
             choice,

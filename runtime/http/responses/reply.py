@@ -54,10 +54,10 @@ class ResponsesReply:
 
     def _follow(self, output: GenerateOutput) -> list[BlockNews]:
         finish = finish_word(output)
-        news = self._blocks.follow(self._reader.feed(output.text))
+        news = self._blocks.follow(self._reader.read(output))
         if finish is not None:
             self._status = "incomplete" if finish == "length" else "completed"
-            news += self._blocks.follow(self._reader.finish()) + self._blocks.close()
+            news += self._blocks.close()
         return news
 
     def _start(self) -> bytes:
@@ -74,7 +74,7 @@ class ResponsesReply:
             model=self._model,
             status=self._status,
             output=[self._item(block) for block in self._blocks.all],
-            usage=None if usage is None else usage_of(usage),
+            usage=None if usage is None else usage_of(usage, self._reader.reasoning_tokens),
             incomplete_details=types.IncompleteDetails() if is_cut else None,
             **msgspec.structs.asdict(self._echo),
         )
@@ -145,12 +145,12 @@ class ResponsesReply:
         return named_event(event)
 
 
-def usage_of(usage: Usage) -> types.ResponseUsage:
+def usage_of(usage: Usage, reasoning_tokens: int) -> types.ResponseUsage:
     return types.ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=types.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=types.OutputTokensDetails(),
+        output_tokens_details=types.OutputTokensDetails(reasoning_tokens),
         total_tokens=usage.total_tokens,
     )
 

@@ -53,7 +53,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int = 0  # not counted: text is told apart, not tokens
+    reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_backend import CharacterTokens
 
-from dynrt.runtime.http.answers.answer import AnswerPlan
+from dynrt.runtime.http.answers.answer import AnswerPlan, ReasoningPlan
 from dynrt.runtime.http.answers.reasoning.formats import REASONING_FORMATS
 from dynrt.runtime.http.answers.tools.hermes import HermesParser
 from dynrt.runtime.http.anthropic.reply import MessagesReply
@@ -24,9 +25,8 @@ TEXT = f'<think>Hm.</think>So:\n<tool_call>{{"name": "add", "arguments": {ARGUME
 
 def plan(**more: Any) -> AnswerPlan:
     ids = iter(["call_0", "call_1", "call_2"])
-    return AnswerPlan(
-        lambda: next(ids), REASONING_FORMATS["qwen3"], "", lambda: HermesParser(["add"]), **more
-    )
+    reasoning = ReasoningPlan(REASONING_FORMATS["qwen3"], "", CharacterTokens())  # type: ignore[arg-type]
+    return AnswerPlan(lambda: next(ids), reasoning, lambda: HermesParser(["add"]), **more)
 
 
 def messages_reply(**more: Any) -> MessagesReply:

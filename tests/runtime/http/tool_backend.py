@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from scripted_backend import ScriptedBackend
+from scripted_backend import END, ScriptedBackend
 
 from dynrt.runtime.requests import GenerateOutput, TokenizerInfo
 
@@ -29,11 +29,11 @@ class ToolBackend(ScriptedBackend):
         self.says(ANSWER)
 
     def says(self, text: str, finish: Any = "stop", stop_reason: Any = None) -> None:
-        """`text`, three characters in an output."""
+        """`text`, three characters in an output; each is a token."""
         pieces = [text[start : start + 3] for start in range(0, len(text), 3)]
         self.script = [
-            *[GenerateOutput([1], piece) for piece in pieces],
-            GenerateOutput([2], "", finish, stop_reason),
+            *[GenerateOutput([ord(character) for character in piece], piece) for piece in pieces],
+            GenerateOutput([END], "", finish, stop_reason),
         ]
 
     def takes_grammar(self) -> None:

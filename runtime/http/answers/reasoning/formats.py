@@ -6,7 +6,9 @@ from functools import lru_cache
 
 import msgspec
 
+from dynrt.engines.token_bytes import TokenBytes
 from dynrt.runtime.http.answers.reasoning.parser import ReasoningParser
+from dynrt.runtime.http.answers.reasoning.tokens import ReasoningTokens
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -20,11 +22,19 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     starts_open: bool = False
 
     def parser(self, prompt_end: str) -> ReasoningParser:
-        """For an answer to a prompt that ends so: templates may open the reasoning, or close it to forbid it."""
+        """For an answer to a prompt that ends so."""
+        return ReasoningParser(self.opening, self.closing, is_open=self._is_opened_by(prompt_end))
+
+    def token_counter(self, prompt_end: str, vocabulary: TokenBytes) -> ReasoningTokens:
+        """Likewise."""
+        is_open = self._is_opened_by(prompt_end)
+        return ReasoningTokens(self.opening, self.closing, vocabulary, is_open=is_open)
+
+    def _is_opened_by(self, prompt_end: str) -> bool:
+        """Templates may open the reasoning, or close it to forbid it."""
         end = prompt_end.rstrip()
         forbidden = end.endswith(self.closing)
-        is_open = end.endswith(self.opening) or (self.starts_open and not forbidden)
-        return ReasoningParser(self.opening, self.closing, is_open=is_open)
+        return end.endswith(self.opening) or (self.starts_open and not forbidden)
 
 
 REASONING_FORMATS = {

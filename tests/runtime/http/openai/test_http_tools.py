@@ -167,6 +167,22 @@ async def test_reasoning_that_the_prompt_opens(client: aiohttp.ClientSession, ba
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes")
 
 
+async def test_tokens_of_reasoning_are_counted(client: aiohttp.ClientSession, backend: ToolBackend) -> None:
+    """The same whole and streamed, in all choices together; none where a model does not reason."""
+    in_thought = {"reasoning_tokens": 2 * len("\nHm.\n")}
+    async with client.post(PATH, json=chat(n=2)) as response:
+        assert (await response.json())["usage"]["completion_tokens_details"] == in_thought
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with client.post(PATH, json=chat(n=2, stream=True, stream_options=options)) as response:
+        *chunks, last, _done = events_of(await response.read())
+    counts = [chunk["usage"]["completion_tokens_details"]["reasoning_tokens"] for chunk in chunks]
+    assert counts[0] == 0 and counts[-1] == in_thought["reasoning_tokens"]
+    assert last["usage"]["completion_tokens_details"] == in_thought
+    backend.chat_template = "{{ messages }}"
+    async with client.post(PATH, json=chat()) as response:
+        assert "completion_tokens_details" not in (await response.json())["usage"]
+
+
 async def test_a_required_call_follows_a_grammar(client: aiohttp.ClientSession, backend: ToolBackend) -> None:
     backend.takes_grammar()
     backend.says(f'[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]')

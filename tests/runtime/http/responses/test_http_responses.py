@@ -58,6 +58,7 @@ async def test_a_response(client: aiohttp.ClientSession, backend: ToolBackend) -
     assert (response["temperature"], response["tools"], response["metadata"]) == (0.5, [TOOL], {"k": "v"})
     usage = response["usage"]
     assert usage["input_tokens"] == len("Be brief.hi") and usage["output_tokens"] > 10
+    assert usage["output_tokens_details"] == {"reasoning_tokens": len("\nHm.\n")}
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
     [(messages, _, _)] = backend.chats
     assert messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
@@ -73,6 +74,7 @@ async def test_a_streamed_response_tells_the_same(client: aiohttp.ClientSession)
     assert done == last["response"]["output"] and len(done) == 3
     whole = await post(client, tools=[TOOL])
     assert [item["type"] for item in whole["output"]] == [item["type"] for item in done]
+    assert last["response"]["usage"] == whole["usage"]
 
 
 async def test_an_error_in_the_stream(client: aiohttp.ClientSession, backend: ToolBackend) -> None:
