@@ -11,12 +11,14 @@ import msgspec
 
 from dynrt.runtime.errors import EngineError
 from dynrt.runtime.http.backend import Backend
+from dynrt.runtime.messages import TokenLogprob
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
 
 SHARED_PROMPT_TOKENS = 256  # such prompts' other choices wait until the first has put it into the cache
 _INT64_SPAN = 2**64
 
 IndexedOutput = tuple[int, GenerateOutput]
+PromptScores = list[TokenLogprob | None] | None
 
 
 class Outputs(Protocol):
@@ -30,7 +32,10 @@ class Outputs(Protocol):
 
 
 def requests_for_choices(request: GenerateRequest, choices: int) -> list[GenerateRequest]:
-    """`request` once per choice. Choice 0 is what a request for one would get; the others' seeds follow its seed."""
+    """`request` once per choice. Choice 0 is what a request for one would get; the others' seeds follow its seed.
+
+    Only choice 0 scores the prompt, for all of them.
+    """
     return [_nth_choice(request, number) for number in range(choices)]
 
 
@@ -38,7 +43,8 @@ def _nth_choice(request: GenerateRequest, number: int) -> GenerateRequest:
     if number == 0:
         return request
     seed = (request.sampling.seed + number + _INT64_SPAN // 2) % _INT64_SPAN - _INT64_SPAN // 2
-    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, seed=seed))
+    sampling = msgspec.structs.replace(request.sampling, seed=seed, prompt_logprobs=None)
+    return msgspec.structs.replace(request, sampling=sampling)
 
 
 def with_own_ids(requests: list[GenerateRequest]) -> list[GenerateRequest]:
@@ -102,6 +108,7 @@ class MergedOutputs:
         self._per_prompt = per_prompt
         self._queue: asyncio.Queue[IndexedOutput | Exception] = asyncio.Queue(len(requests))
         self._in_cache = [asyncio.Event() for _ in range(len(requests) // per_prompt)]  # by prompt
+        self._scores: dict[int, PromptScores] = {}  # likewise
         self._left = len(requests)  # choices that have not finished
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
@@ -135,16 +142,29 @@ class MergedOutputs:
         try:
             await self._turn(index)
             async with LoneOutputs(self._backend.generate(self._requests[index], None)) as outputs:
+                has_begun = False
                 async for _, output in outputs:
-                    self._in_cache[index // self._per_prompt].set()
-                    await self._queue.put((index, output))
+                    told = output if has_begun else self._first(index, output)
+                    has_begun = True
+                    await self._queue.put((index, told))
         except Exception as error:
             await self._queue.put(error)
 
-    async def _turn(self, index: int) -> None:
-        """A long prompt is computed once: its other choices then find it in the cache."""
+    def _first(self, index: int, output: GenerateOutput) -> GenerateOutput:
+        """The first output of a choice, with the prompt's scores."""
         prompt, choice = divmod(index, self._per_prompt)
-        if choice > 0 and len(self._requests[index].prompt_ids) >= 4 * SHARED_PROMPT_TOKENS:
+        if choice > 0:
+            return msgspec.structs.replace(output, prompt_logprobs=self._scores.get(prompt))
+        self._scores[prompt] = output.prompt_logprobs
+        self._in_cache[prompt].set()
+        return output
+
+    async def _turn(self, index: int) -> None:
+        """A long prompt, or one to be scored, is computed once: its other choices then find it in the cache."""
+        prompt, choice = divmod(index, self._per_prompt)
+        first = self._requests[index - choice]
+        is_shared = len(first.prompt_ids) >= 4 * SHARED_PROMPT_TOKENS
+        if choice > 0 and (is_shared or first.sampling.prompt_logprobs is not None):
             await self._in_cache[prompt].wait()
 
 

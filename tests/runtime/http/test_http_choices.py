@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import msgspec
 import pytest
 from scripted_backend import DEADLINE_S, ScriptedBackend, chat, events_of, http_request, text
 
 from dynrt.runtime.errors import EngineError, OverloadedError
 from dynrt.runtime.http.choices import SHARED_PROMPT_TOKENS, outputs_of, requests_for_choices
-from dynrt.runtime.messages import SamplingParams, pack_ids, unpack_ids
+from dynrt.runtime.messages import SamplingParams, TokenLogprob, pack_ids, unpack_ids
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+SCORES = [None, TokenLogprob(1, -0.5)]  # of a prompt
 
 
 def request_of(seed: int = 0, prompt_tokens: int = 2) -> GenerateRequest:
@@ -142,6 +144,32 @@ async def test_a_long_prompt_is_computed_by_its_first_choice_alone() -> None:
         seen = [await first, *[item async for item in outputs]]
     assert seen[0][0] == 0 and backend.started.qsize() == 2
     assert sorted(index for index, _ in seen) == [0, 0, 1, 1, 2, 2]
+
+
+class ScoringBackend:
+    """Scores prompts where it is asked to."""
+
+    def __init__(self) -> None:
+        self.asked: list[int | None] = []
+
+    async def generate(self, request: GenerateRequest, sink: object = None):
+        wanted = request.sampling.prompt_logprobs
+        self.asked.append(wanted)
+        yield GenerateOutput([1], "a", prompt_logprobs=None if wanted is None else SCORES)
+        yield GenerateOutput([1], "b", "stop")
+
+
+async def test_a_prompt_is_scored_by_its_first_choice_for_all() -> None:
+    backend = ScoringBackend()
+    one = request_of()
+    sampling = msgspec.structs.replace(one.sampling, prompt_logprobs=1)
+    requests = requests_for_choices(msgspec.structs.replace(one, sampling=sampling), 3)
+    told: dict[int, list[object]] = {0: [], 1: [], 2: []}
+    async with asyncio.timeout(DEADLINE_S), outputs_of(backend, requests, 3) as outputs:
+        async for index, output in outputs:
+            told[index].append(output.prompt_logprobs)
+    assert backend.asked == [1, None, None]
+    assert told == {index: [SCORES, None] for index in range(3)}
 
 
 async def test_a_reader_that_waits_holds_the_choices_back() -> None:
