@@ -21,7 +21,7 @@ from dynrt.runtime.http.openai.chat_reply import ChatReply
 from dynrt.runtime.http.openai.conversation import MESSAGES
 from dynrt.runtime.http.openai.replies import Reply, Shown
 from dynrt.runtime.http.parameters.fields import Fields, Problems
-from dynrt.runtime.http.parameters.model_limits import complete_sampling, sampling_for_model
+from dynrt.runtime.http.parameters.model_limits import complete_sampling, sampling_for_model, truncated
 from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema, boolean, integer
 from dynrt.runtime.http.parameters.sampling import MAX_LOGPROBS
 from dynrt.runtime.http.parameters.shared import MAX_TOKENS, SHARED, read_parameters
@@ -76,6 +76,7 @@ async def prepare_chat(request: web.Request, fields: Fields, new_reply: NewReply
     asked = with_forced_calls(asked, conversation.tool_use)
     sampling = await sampling_for_model(asked, backend, card)
     prompt_ids = await encode_conversation(backend, conversation)
+    prompt_ids = truncated(prompt_ids, asked, card, default_max_tokens=None)
     plan = await plan_answers(
         conversation.tool_use,
         app[ANSWER_FORMATS],

@@ -14,7 +14,12 @@ from dynrt.runtime.http.openai.replies import Reply, Shown
 from dynrt.runtime.http.openai.text_reply import TextPrompt, TextReply
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.fields import shown as quoted
-from dynrt.runtime.http.parameters.model_limits import check_vocabulary, complete_sampling, sampling_for_model
+from dynrt.runtime.http.parameters.model_limits import (
+    check_vocabulary,
+    complete_sampling,
+    sampling_for_model,
+    truncated,
+)
 from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema, boolean, integer
 from dynrt.runtime.http.parameters.sampling import MAX_LOGPROBS, are_token_ids
 from dynrt.runtime.http.parameters.shared import MAX_CHOICES, SHARED, read_parameters
@@ -48,14 +53,17 @@ async def _prepare(request: web.Request) -> Job:
     backend = request.app[BACKEND]
     card = find_model(backend, asked.model)
     sampling = await sampling_for_model(asked, backend, card)
-    packed = [await _prompt_ids(backend, card, prompt, add_special_tokens) for prompt in prompts]
+    whole = [await _prompt_ids(backend, card, prompt, add_special_tokens) for prompt in prompts]
+    packed = [truncated(ids, asked, card, default_max_tokens=DEFAULT_MAX_TOKENS) for ids in whole]
     completed = [
         complete_sampling(
             asked, sampling, card, len(ids) // 4, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
         )
         for ids in packed
     ]
-    echoes = [await _echo(backend, prompt) if echo else None for prompt in prompts]
+    echoes = [
+        await _echo(backend, *one) if echo else None for one in zip(prompts, whole, packed, strict=True)
+    ]
     texts = [TextPrompt(ids, text) for ids, text in zip(packed, echoes, strict=True)]
     make_reply = partial(_reply, shown(asked, backend, logprobs), texts, asked.n)
     return make_job(request, asked, card, list(zip(packed, completed, strict=True)), make_reply)
@@ -105,8 +113,9 @@ async def _prompt_ids(backend: Backend, card: ModelCard, prompt: Prompt, add_spe
     return pack_ids(prompt)
 
 
-async def _echo(backend: Backend, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else await backend.decode(pack_ids(prompt))
+async def _echo(backend: Backend, prompt: Prompt, whole: bytes, packed: bytes) -> str:
+    """The text of the tokens that are used: of all, the prompt's own."""
+    return prompt if isinstance(prompt, str) and packed == whole else await backend.decode(packed)
 
 
 _TEXT = {"type": "string", "minLength": 1}

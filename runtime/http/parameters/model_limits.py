@@ -8,7 +8,7 @@ from functools import partial
 from dynrt.runtime.errors import ContextLengthError, InvalidRequestError
 from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.parameters.grammars import usable_grammar
-from dynrt.runtime.http.parameters.shared import Parameters
+from dynrt.runtime.http.parameters.shared import WHAT_FITS, Parameters
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import ModelCard
 
@@ -59,6 +59,18 @@ def complete_sampling(
             param="min_tokens",
         )
     return complete
+
+
+def truncated(
+    prompt_ids: bytes, asked: Parameters, card: ModelCard, *, default_max_tokens: int | None
+) -> bytes:
+    """The tokens of a prompt (packed) that are to be used."""
+    if asked.truncation is None:
+        return prompt_ids
+    keep = asked.truncation.tokens
+    if keep == WHAT_FITS:
+        keep = max(1, card.context_length - (asked.max_tokens or default_max_tokens or 1))
+    return prompt_ids[-4 * keep :] if asked.truncation.side == "left" else prompt_ids[: 4 * keep]
 
 
 def _room(card: ModelCard, prompt_tokens: int, prompt_param: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,14 @@ from dynrt.runtime.requests import LocalPrefill
 MAX_CHOICES = 128  # of all prompts of a request together
 MAX_NAME_CHARS = 256
 MAX_SALT_CHARS = 128
+WHAT_FITS = -1  # as truncate_prompt_tokens
+
+
+class Truncation(msgspec.Struct, frozen=True):
+    """Which of a prompt's tokens are used where there are more."""
+
+    tokens: int  # so many; WHAT_FITS: those that leave room for the answer
+    side: Literal["left", "right"]  # where the others are cut off
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -34,6 +42,7 @@ class Parameters(msgspec.Struct, frozen=True):
     shows_special_tokens: bool
     shows_token_ids: bool
     prompt_logprobs: int | None  # to be told beside those of an echo
+    truncation: Truncation | None
     seeded: bool
     salt: str
     priority: int
@@ -72,6 +81,7 @@ def read_parameters(
         shows_special_tokens=not SKIP_SPECIAL_TOKENS.read(fields),
         shows_token_ids=RETURN_TOKEN_IDS.read(fields),
         prompt_logprobs=prompt_logprobs,
+        truncation=_read_truncation(fields),
         seeded=fields.values.get("seed") is not None,
         salt=CACHE_SALT.read(fields),
         priority=PRIORITY.read(fields),
@@ -90,6 +100,28 @@ def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
     if wanted is not None and stream:
         fields.refuse("prompt_logprobs", "it must be left out of streams; set stream to false")
     return wanted
+
+
+def _read_truncation(fields: Fields) -> Truncation | None:
+    tokens, side = TRUNCATE_PROMPT_TOKENS.read(fields), TRUNCATION_SIDE.read(fields)
+    return None if tokens is None else Truncation(tokens, side)
+
+
+def _read_truncate_prompt_tokens(fields: Fields) -> int | None:
+    tokens = fields.values["truncate_prompt_tokens"]
+    if type(tokens) is int and (tokens == WHAT_FITS or tokens >= 1):
+        return tokens
+    fields.refuse(
+        "truncate_prompt_tokens", f"it must be an integer, at least 1, or {WHAT_FITS} for what fits"
+    )
+    return None
+
+
+def _read_truncation_side(fields: Fields) -> Literal["left", "right"]:
+    side = fields.values["truncation_side"]
+    if side not in ("left", "right"):
+        fields.refuse("truncation_side", 'it must be "left" or "right"')
+    return "right" if side == "right" else "left"
 
 
 def _read_stream_options(fields: Fields) -> Fields:
@@ -138,6 +170,20 @@ PROMPT_LOGPROBS = integer(
     0,
     MAX_LOGPROBS,
 )
+TRUNCATE_PROMPT_TOKENS = Parameter[int | None](
+    "truncate_prompt_tokens",
+    f"Use so many tokens of a prompt that has more; {WHAT_FITS}: as many as leave room for the answer.",
+    {"anyOf": [{"type": "integer", "minimum": 1}, {"enum": [WHAT_FITS, None]}]},
+    _read_truncate_prompt_tokens,
+    None,
+)
+TRUNCATION_SIDE = Parameter[Literal["left", "right"]](
+    "truncation_side",
+    "With truncate_prompt_tokens: where tokens are cut off. left, the default, keeps the prompt's end.",
+    {"enum": ["left", "right", None]},
+    _read_truncation_side,
+    "left",
+)
 RETURN_TOKEN_IDS = boolean("return_token_ids", "Tell the token ids of prompt and answer.", False)
 SKIP_SPECIAL_TOKENS = boolean("skip_special_tokens", "false: they are part of the text.", True)
 CACHE_SALT = string("cache_salt", "Only requests of the same salt share cached prompts.", MAX_SALT_CHARS)
@@ -159,5 +205,5 @@ DYNRT = Parameter[LocalPrefill | None](
 
 SHARED: tuple[Parameter[Any], ...] = (
     MODEL, STREAM, STREAM_OPTIONS, N, BEST_OF, MAX_COMPLETION_TOKENS, *SAMPLING, *GRAMMAR, PROMPT_LOGPROBS,
-    RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT,
+    TRUNCATE_PROMPT_TOKENS, TRUNCATION_SIDE, RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT,
 )  # fmt: skip

@@ -195,6 +195,9 @@ BAD_VALUES = [
     (CHAT, chat(dynrt={"local_prefill": "maybe"}), "dynrt.local_prefill", '"never"'),
     (CHAT, chat(dynrt={"local_prefil": "never"}), "dynrt.local_prefil", "local_prefill"),
     (CHAT, chat(chat_template_kwargs=5), "chat_template_kwargs", "object"),
+    (CHAT, chat(truncate_prompt_tokens=0), "truncate_prompt_tokens", "at least 1"),
+    (TEXT, text(truncate_prompt_tokens=-2), "truncate_prompt_tokens", "-1 for what fits"),
+    (TEXT, text(truncate_prompt_tokens=5, truncation_side="top"), "truncation_side", '"right"'),
 ]
 
 
@@ -210,21 +213,26 @@ async def test_bad_value(
 
 
 UNSUPPORTED = [
-    (CHAT, {"echo": True}),
-    (CHAT, {"kv_transfer_params": {"a": 1}}), (CHAT, {"functions": [{}]}), (CHAT, {"modalities": ["audio"]}),
-    (TEXT, {"suffix": "x"}), (TEXT, {"use_beam_search": True}), (TEXT, {"kv_transfer_params": {"a": 1}}),
-    (TEXT, {"truncate_prompt_tokens": 5}), (TEXT, {"guided_regex": "a"}), (TEXT, {"bad_words": ["a"]}),
+    (CHAT, {"echo": True}, "/v1/completions"), (CHAT, {"documents": [{}]}, "chat_template_kwargs"),
+    (CHAT, {"kv_transfer_params": {"a": 1}}, "leave it out"), (CHAT, {"functions": [{}]}, "use tools"),
+    (CHAT, {"function_call": "auto"}, "use tool_choice"), (CHAT, {"modalities": ["audio"]}, "leave it out"),
+    (TEXT, {"suffix": "x"}, "prompt"), (TEXT, {"use_beam_search": True}, "set n"),
+    (TEXT, {"length_penalty": 2}, "set n"), (TEXT, {"kv_transfer_params": {"a": 1}}, "leave it out"),
+    (TEXT, {"guided_regex": "a"}, "use structured_outputs.regex"), (TEXT, {"bad_words": ["a"]}, "logit_bias"),
+    (TEXT, {"guided_json": {}}, "use response_format"), (CHAT, {"guided_choice": ["a"]}, "structured_outputs.choice"),
+    (CHAT, {"guided_grammar": "a"}, "use structured_outputs.grammar"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "field"), UNSUPPORTED)
+@pytest.mark.parametrize(("path", "field", "way_out"), UNSUPPORTED)
 async def test_what_is_not_built_is_refused_by_name(
-    client: aiohttp.ClientSession, path: str, field: dict[str, Any]
+    client: aiohttp.ClientSession, path: str, field: dict[str, Any], way_out: str
 ) -> None:
     [name] = field
     async with client.post(path, json=(chat() if path == CHAT else text()) | field) as response:
         error = await refused(response, 400)
-    assert error["param"] == name and f"{name} is not supported" in error["message"]
+    assert error["param"] == name and f"{name} is not supported; " in error["message"]
+    assert way_out in error["message"].split("not supported; ")[1]
 
 
 async def test_all_problems_at_once(client: aiohttp.ClientSession) -> None:

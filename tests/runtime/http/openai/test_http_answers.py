@@ -48,6 +48,37 @@ async def test_completion_whole(client: aiohttp.ClientSession) -> None:
     assert body["usage"] == USAGE
 
 
+@pytest.mark.parametrize(
+    ("fields", "used"),
+    [
+        ({"truncate_prompt_tokens": 3}, "efg"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, "abc"),
+        ({"truncate_prompt_tokens": 9}, "abcdefg"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": CONTEXT - 2}, "fg"),
+        ({"truncation_side": "right"}, "abcdefg"),
+    ],
+)
+async def test_a_prompt_is_cut(
+    client: aiohttp.ClientSession, backend: ScriptedBackend, fields: dict, used: str
+) -> None:
+    """It counts, and is echoed, as it is used."""
+    whole = await post(client, "/v1/completions", text("abcdefg", echo=True, **fields))
+    assert whole["choices"][0]["text"] == f"{used}Hello" and whole["usage"]["prompt_tokens"] == len(used)
+    whole = await post(client, "/v1/chat/completions", chat("abcdefg", **fields))
+    assert whole["usage"]["prompt_tokens"] == len(used)
+    for request in backend.requests:
+        assert "".join(map(chr, unpack_ids(request.prompt_ids))) == used
+
+
+async def test_a_prompt_that_is_cut_to_what_fits(
+    client: aiohttp.ClientSession, backend: ScriptedBackend
+) -> None:
+    await post(client, "/v1/chat/completions", chat("a" * 100, truncate_prompt_tokens=-1))
+    await post(client, "/v1/completions", text("a" * 100, truncate_prompt_tokens=-1))
+    rooms = [CONTEXT - len(request.prompt_ids) // 4 for request in backend.requests]
+    assert rooms == [request.sampling.max_tokens for request in backend.requests] == [1, 16]
+
+
 async def test_chat_streamed(client: aiohttp.ClientSession) -> None:
     *chunks, done = await stream(client, "/v1/chat/completions", chat())
     assert done == "[DONE]"
