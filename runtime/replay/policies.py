@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
-from dynrt.planner.candidates import Candidate, best_remote
+from dynrt.planner.candidates import Candidate, Demand, best_remote
 from dynrt.planner.plan import Choice, NoPlan, Plan, PlanRequest
 from dynrt.planner.planner import Planner
 from dynrt.planner.routing_rules import RULES, Router
 from dynrt.planner.traces import TOKEN_BYTES, TraceRequest
+from dynrt.planner.ways import Ways
 
 OURS = "planner"
 
@@ -34,7 +35,6 @@ class RulePlanner(Planner):
     def __init__(self, rule: str, random: Random) -> None:
         super().__init__(random)
         self._make_rule = RULES[rule]
-        self._name = rule
         self._rule: Router | None = None
         self._caches: list[_SeenCache] = []
         self._placed: dict[bytes, tuple[TraceRequest, int]] = {}  # requests that are open, and where they are
@@ -62,17 +62,15 @@ class RulePlanner(Planner):
             self._prefilling.discard(key)
             self._rule.prefilled(*self._placed[key])
 
-    def _choices(
-        self, request: PlanRequest, candidates: list[Candidate], prompt_tokens: int
-    ) -> tuple[list[Choice], str]:
-        prefills = [candidate for candidate in candidates if candidate.facts.can_prefill] or candidates
-        prefills = sorted(prefills, key=lambda candidate: candidate.facts.id)
-        prefill = prefills[self._place(request, prefills, prompt_tokens)]
+    def _choices(self, request: PlanRequest, demand: Demand, ways: Ways) -> list[Choice]:
+        if request.prefilled_on:  # and moves on, of which no rule says anything
+            return super()._choices(request, demand, ways)
+        prefills = sorted(ways.prefills or ways.decodes, key=lambda candidate: candidate.facts.id)
+        prefill = prefills[self._place(request, prefills, demand.prompt_tokens)]
         if prefill.facts.can_decode:
-            return [prefill.local_choice()], self._name
-        decodes = [candidate for candidate in candidates if candidate.facts.can_decode]
-        decode = min(decodes, key=lambda candidate: self.load(candidate.facts.id).decode_requests)
-        return best_remote([prefill], [decode], self._links, prompt_tokens), self._name
+            return [prefill.local_choice()]
+        decode = min(ways.decodes, key=lambda candidate: self.load(candidate.facts.id).decode_requests)
+        return best_remote([prefill], [decode], self._links, demand.prompt_tokens)
 
     def _place(self, request: PlanRequest, prefills: list[Candidate], prompt_tokens: int) -> int:
         """The index of the worker that the rule chooses."""
