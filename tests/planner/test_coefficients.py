@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dynrt.planner.coefficients import (
@@ -163,7 +163,6 @@ steps = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(steps, min_size=1, max_size=30))
 def test_no_steps_whatever_make_a_coefficient_negative_or_infinite(samples: list[StepTiming]) -> None:
     fleet = FleetFit()

@@ -112,4 +112,4 @@ class LoadMachine(RuleBasedStateMachine):
 
 
 TestLoadModel = LoadMachine.TestCase
-TestLoadModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLoadModel.settings = settings(max_examples=60, stateful_step_count=30)

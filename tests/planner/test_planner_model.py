@@ -147,7 +147,7 @@ class PlannerMachine(RuleBasedStateMachine):
 
 
 TestPlannerModel = PlannerMachine.TestCase
-TestPlannerModel.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPlannerModel.settings = settings(max_examples=80, stateful_step_count=40)
 
 
 costs = st.sampled_from((0.0, 1.0, 1.5, 40.0, 300.0))

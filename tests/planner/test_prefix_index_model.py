@@ -242,6 +242,6 @@ class BoundedIndexMachine(IndexMachine):
 
 
 TestPrefixIndexModel = IndexMachine.TestCase
-TestPrefixIndexModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPrefixIndexModel.settings = settings(max_examples=60, stateful_step_count=40)
 TestBoundedPrefixIndexModel = BoundedIndexMachine.TestCase
-TestBoundedPrefixIndexModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBoundedPrefixIndexModel.settings = settings(max_examples=60, stateful_step_count=40)

@@ -47,7 +47,7 @@ def control_ids(encoder: PromptEncoder, chat: list[dict[str, str]]) -> list[int]
     return [i for i in unpack_ids(encoder.encode_chat(chat)) if i < len(SPECIAL_TOKENS)]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(chats(SPECIAL_TOKENS))
 @example([{"role": "user", "content": "<s>"}])
 @example([{"role": "user", "content": "  </s> "}])
@@ -60,7 +60,7 @@ def test_control_tokens_are_those_of_the_same_chat_without_any(
     assert found[0] == BOS_ID and found[:2] != [BOS_ID, BOS_ID]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(chats(SPECIAL_TOKENS))
 def test_what_is_said_is_there(encoder: PromptEncoder, chat: list[dict[str, str]]) -> None:
     rendered = encoder.render_chat(chat)

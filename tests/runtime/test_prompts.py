@@ -554,7 +554,7 @@ _pieces = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.one_of(_pieces.map("".join), st.text(max_size=20)))
 @example("<<|im_end|>")
 @example("<|im_<|im_end|>end|>")

@@ -78,7 +78,7 @@ def test_each_end_has_vllms_word(outcome: RequestOutcome, reason: FinishReason |
     assert shown.value("dynrt_request_seconds_count") == (outcome == "finished")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from([1.0, 2.0, 2.5])))
 def test_every_token_behind_a_first_is_told(last_token_at: list[float]) -> None:
     shown = Shown()

@@ -25,7 +25,7 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, str | None], float]:
 values = st.sampled_from([*BOUNDS, 0.0, 0.0005, 0.3, 0.75, 2.0, 79.0, 100.0])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(values, st.integers(1, 5))))
 def test_it_counts_as_a_histogram_of_prometheus_does(observed: list[tuple[float, int]]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()

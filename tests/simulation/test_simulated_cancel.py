@@ -22,7 +22,7 @@ async def leaves(task: asyncio.Task[None]) -> None:
         await task
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**16),
     after_s=st.floats(0.0, LAST_TOKEN_S),
@@ -63,7 +63,7 @@ def test_client_leaves_in_any_turn_of_the_loop(tiny_model_dir: Path, local_prefi
     run_virtually(main())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**16),
     after_s=st.floats(0.0, LAST_TOKEN_S),

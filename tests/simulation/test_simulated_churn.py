@@ -36,7 +36,7 @@ def test_an_engine_that_dies_between_introduction_and_connection(
     run_virtually(main())
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**16))
 def test_no_request_vanishes_while_workers_come_and_go(tiny_model_dir: Path, seed: int) -> None:
     """Once a second a worker joins, and one leaves, dies or hangs: elsewhere, requests planned on it are forgotten."""

@@ -68,7 +68,7 @@ def test_requests_survive_one_of_two(tiny_model_dir: Path) -> None:
         assert fault.has_struck and len(world.engines) == 5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16),
     faults=st.lists(

@@ -38,7 +38,7 @@ async def serve_some(world: SimWorld, runtime: Runtime) -> None:
     await asyncio.gather(*(served(runtime, world, 20 + 40 * n, 1 + 7 * (n % 2)) for n in range(4)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16),
     samplers=st.sampled_from([{"decode"}, {"prefill"}, {"prefill", "decode"}]),
@@ -73,7 +73,7 @@ def test_its_requests_survive_an_engine(tiny_model_dir: Path, role: str, point: 
     assert fault.has_struck
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16),
     faults=st.lists(

@@ -133,7 +133,7 @@ def test_any_of_the_three_workers_may_die_meanwhile(
         run_virtually(main())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**16), after_s=st.floats(0.0, 4.0), samplers=st.sampled_from(["", "decode"]))
 def test_a_client_leaves_at_any_time(tiny_model_dir: Path, seed: int, after_s: float, samplers: str) -> None:
     async def main() -> None:
@@ -154,7 +154,7 @@ def test_a_client_leaves_at_any_time(tiny_model_dir: Path, seed: int, after_s: f
     run_virtually(main())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**16),
     faults=st.lists(

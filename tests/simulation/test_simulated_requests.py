@@ -21,7 +21,7 @@ def metric(runtime: Runtime, name: str) -> float:
     return float(line.split()[-1])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16),
     prefill=st.integers(0, 2),

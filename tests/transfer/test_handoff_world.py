@@ -10,49 +10,49 @@ SEEDS = st.integers(0, 2**32 - 1)
 NUM_PROMPTS, NUM_TURNS = 12, 300
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEEDS)
 def test_undisturbed_every_handoff_with_room_commits(seed: int) -> None:
     World(seed, cancels=False).run(NUM_PROMPTS, NUM_TURNS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_handoffs_end_and_leak_nothing_whatever_is_cancelled(seed: int) -> None:
     World(seed).run(NUM_PROMPTS, NUM_TURNS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_failed_writes_between_living_workers_end_their_handoffs(seed: int) -> None:
     World(seed, failures=True).run(NUM_PROMPTS, NUM_TURNS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SEEDS)
 def test_a_dead_worker_is_fenced_before_its_peers_free(seed: int) -> None:
     World(seed, deaths=True, failures=True).run(NUM_PROMPTS, NUM_TURNS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEEDS)
 def test_a_hung_worker_is_killed_and_fenced(seed: int) -> None:
     World(seed, hangs=True).run(NUM_PROMPTS, NUM_TURNS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEEDS)
 def test_a_write_that_never_ends_costs_its_sender_and_frees_nothing_before(seed: int) -> None:
     World(seed, stalls=True).run(NUM_PROMPTS, NUM_TURNS)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SEEDS)
 def test_finished_prompts_that_find_no_room_go_elsewhere(seed: int) -> None:
     World(seed, cancels=False, is_scarce=True).run(2 * NUM_PROMPTS, NUM_TURNS)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(SEEDS)
 def test_what_goes_elsewhere_leaks_nothing_whoever_dies_or_leaves(seed: int) -> None:
     World(seed, deaths=True, hangs=True, failures=True, is_scarce=True).run(2 * NUM_PROMPTS, NUM_TURNS)

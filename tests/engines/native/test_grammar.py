@@ -41,7 +41,7 @@ def spell(tokenizer: Tokenizer, token_ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32))
 def test_any_walk_that_ends_obeys_and_can_be_resumed_anywhere(
     compiler: GrammarCompiler, tokenizer: Tokenizer, case: str, seed: int

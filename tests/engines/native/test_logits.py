@@ -45,7 +45,7 @@ def spec_of(params: SamplingParams, prompt_ids: list[int], output_ids: list[int]
     return SampleSpec(params, len(output_ids), changes=changes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_equal_to_plain_arithmetic_and_each_row_by_itself(rng: random.Random) -> None:
     cases = [(random_params(rng), random_ids(rng), random_ids(rng)) for _ in range(4)]

@@ -19,7 +19,7 @@ def some_logits(seed: int, rows: int, vocab_size: int, spread: float = 3.0) -> t
     return (spread * torch.randn(rows, vocab_size, generator=generator)).bfloat16().float()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10**6),
     st.sampled_from([1, 3, 255, 256, 2000]),

@@ -67,7 +67,7 @@ def random_logits(rng: random.Random, rows: int, vocab_size: int) -> torch.Tenso
     return logits.bfloat16().float() if rng.random() < 0.5 else logits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.sampled_from([5, 64, 256, 300, 3000]))
 def test_equals_the_naive_reference_and_ignores_the_rest_of_the_batch(
     rng: random.Random, vocab_size: int
@@ -159,7 +159,7 @@ def packed(allowed_ids: set[int], vocab_size: int) -> bytes:
     return bits.to_bytes(-(-vocab_size // 8), "little")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False), st.sampled_from([5, 64, 300]))
 def test_only_allowed_tokens_are_chosen_and_other_rows_are_left_alone(
     rng: random.Random, vocab_size: int

@@ -225,4 +225,4 @@ def read_snapshot(snapshot: list[BlocksStored]) -> dict[int, tuple[int, bytes, s
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40)

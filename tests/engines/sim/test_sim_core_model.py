@@ -114,4 +114,4 @@ class SimCoreMachine(RuleBasedStateMachine):
 
 
 TestSimCore = SimCoreMachine.TestCase
-TestSimCore.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestSimCore.settings = settings(max_examples=60, stateful_step_count=25)

@@ -60,7 +60,7 @@ class Course:
         self.ended_at |= {token.key: self.now for token in output.tokens if token.finish_reason is not None}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     requests=st.lists(
         st.tuples(st.floats(0.0, 0.5), st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=8

@@ -19,9 +19,7 @@ POSTED = {path: operation for (method, path), operation in OPERATIONS.items() if
 ENVELOPES = ({"error"}, {"type", "error", "request_id"})  # OpenAI's, Anthropic's
 TYPES = st.sampled_from(["application/json"] * 6 + ["text/plain", "application/x+json", "", "é"])
 
-fuzzing = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+fuzzing = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def names_of(path: str) -> set[str]:

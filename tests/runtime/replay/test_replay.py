@@ -99,7 +99,7 @@ def test_another_seed_another_course(profile: str) -> None:
     assert courses[0] != courses[1]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**16), blocks=st.sampled_from([24, 40, 200]), prefill=st.integers(0, 2))
 def test_skipped_steps_change_nothing(profile: str, seed: int, blocks: int, prefill: int) -> None:
     """Under a policy that does not go by what workers report: those reports become fewer."""
