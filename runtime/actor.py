@@ -25,16 +25,11 @@ class Actor(ABC, Generic[Message]):
     def __init__(self, name: str, mailbox_limit: int = 16_384) -> None:
         self.name = name
         self._mailbox: asyncio.Queue[_Letter] = asyncio.Queue(mailbox_limit)
-        self._is_waiting = False
+        self.is_at_rest = False  # it waits for a message: what is done to it now is done in its turn
 
     @property
     def mailbox_size(self) -> int:
         return self._mailbox.qsize()
-
-    @property
-    def is_at_rest(self) -> bool:
-        """It waits for a message: what is done to it now is done in its turn."""
-        return self._is_waiting and self._mailbox.empty()
 
     def tell(self, message: Message) -> None:
         """Send without waiting. Raises MailboxFullError at the bound."""
@@ -65,9 +60,8 @@ class Actor(ABC, Generic[Message]):
         """
         loop = asyncio.get_running_loop()
         while True:
-            self._is_waiting = True
+            self.is_at_rest = self._mailbox.empty()
             letter = await self._mailbox.get()
-            self._is_waiting = False
             turn_ends_at = loop.time() + TURN_S
             await self._handle(letter)
             while not self._mailbox.empty() and loop.time() < turn_ends_at:
@@ -78,6 +72,7 @@ class Actor(ABC, Generic[Message]):
     def _put(self, letter: _Letter) -> None:
         try:
             self._mailbox.put_nowait(letter)
+            self.is_at_rest = False
         except asyncio.QueueFull:
             raise MailboxFullError(
                 f"the mailbox of {self.name} is full ({self._mailbox.maxsize} messages)"

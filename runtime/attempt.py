@@ -56,8 +56,10 @@ class Attempt:
     ) -> None:
         self.key = key
         self.epoch = epoch
+        self.id: HandoffId = key, epoch
         self.prefill = prefill  # incarnations; the same for a local plan
         self.decode = decode
+        self.is_remote = prefill != decode
         self.chars_sent = chars_sent  # by earlier attempts
         self.outputs_sent = outputs_sent  # tokens, likewise
         self.first_token_from = first_token_from
@@ -76,14 +78,6 @@ class Attempt:
         self._news = asyncio.Event()
         self._is_awaited = False  # whoever reads it has dealt with everything and waits for more
         self.take: Callable[[TokenDelta], bool] | None = None  # past the reader; False: not now
-
-    @property
-    def id(self) -> HandoffId:
-        return self.key, self.epoch
-
-    @property
-    def is_remote(self) -> bool:
-        return self.prefill != self.decode
 
     @property
     def has_begun(self) -> bool:

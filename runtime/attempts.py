@@ -287,11 +287,11 @@ class Attempts:
 
     def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None:
         metrics = self._metrics
-        self._computed_tokens.inc(num_tokens - cached_tokens)
-        self._cached_tokens.inc(cached_tokens)
-        metrics.vllm_prompt_tokens.inc(num_tokens)
-        metrics.vllm_cache_queries.inc(num_tokens)
-        metrics.vllm_cache_hits.inc(cached_tokens)
+        self._computed_tokens.value += num_tokens - cached_tokens
+        self._cached_tokens.value += cached_tokens
+        metrics.vllm_prompt_tokens.value += num_tokens
+        metrics.vllm_cache_queries.value += num_tokens
+        metrics.vllm_cache_hits.value += cached_tokens
 
     @staticmethod
     def _now() -> float:

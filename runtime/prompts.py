@@ -142,9 +142,13 @@ class PromptEncoder:
         prepared = template_messages(
             messages, wants_parts=template.wants_parts, knows_developer=template.knows_developer
         )
-        users = self._control_tokens.hide(
-            {"documents": None, **kwargs, "messages": prepared, "tools": tools or None}
-        )
+        hide = self._control_tokens.hide
+        users = {
+            "documents": None,
+            **hide(kwargs),
+            "messages": hide(prepared),
+            "tools": hide(tools) if tools else None,
+        }
         final_text = mark_end(users["messages"][-1]) if continue_final_message else ""
         variables = {**self._special_tokens, **users, "add_generation_prompt": add_generation_prompt}
         rendered = template.render(variables)

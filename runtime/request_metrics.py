@@ -150,14 +150,15 @@ class RequestMetrics:
         self._output_tokens.observe(request.output_tokens)
         self._max_tokens.observe(request.max_tokens)
         times = request.times
-        planned_at = next((one.planned_at for one in times.stages), None)
+        planned_at = times.stages[0].planned_at if times.stages else None
+        prefill_s, decode_s = times.prefill_s, times.decode_s
         for tally, seconds in (
             (self._plan_s, None if planned_at is None else planned_at - times.began_at),
             (self._request_s, times.total_s),
             (self._queue_s, times.queue_s),
-            (self._prefill_s, times.prefill_s),
-            (self._decode_s, times.decode_s),
-            (self._inference_s, times.inference_s),
+            (self._prefill_s, prefill_s),
+            (self._decode_s, decode_s),
+            (self._inference_s, None if prefill_s is None or decode_s is None else prefill_s + decode_s),
             (self._per_token_s, times.seconds_per_token(request.output_tokens)),
         ):
             if seconds is not None:

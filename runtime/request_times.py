@@ -58,12 +58,6 @@ class RequestTimes(msgspec.Struct):
         return max(0.0, self.last_token_at - computed_at)
 
     @property
-    def inference_s(self) -> float | None:
-        """Prefill and decode."""
-        prefill_s, decode_s = self.prefill_s, self.decode_s
-        return None if prefill_s is None or decode_s is None else prefill_s + decode_s
-
-    @property
     def total_s(self) -> float | None:
         """From its arrival to its last token."""
         return None if self.last_token_at is None else max(0.0, self.last_token_at - self.began_at)

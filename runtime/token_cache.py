@@ -11,20 +11,20 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import pairwise
 from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer
 
 LIMIT_BYTES = 8 << 20
-# What is in between is what users write, once. Templates write the shorter ones, such as "<|im_end|>\n<|im_start|>".
-LEAST_CHARS = 64
-MOST_SHORT_CHARS = 24
-ENTRY_BYTES = 300  # of the objects that an entry consists of
+LEAST_CHARS = 64  # shorter stretches are what users write, once; but for words
+MOST_WORD_CHARS = 24  # what templates write around messages, such as "<|im_end|>" and "assistant\n"
+WORDS_LIMIT = 1024
 _LOCAL_STEPS = {"ByteLevel", "Digits", "Split"}  # pre-tokenizers that see no further than one stretch
 
-Cut = Callable[[str], Iterator[str]]
+Cut = Callable[[str], list[str]]
 
 
 def cutter(tokenizer: Tokenizer) -> Cut | None:
@@ -41,13 +41,11 @@ def cutter(tokenizer: Tokenizer) -> Cut | None:
     return lambda text: _stretches(text, pattern)
 
 
-def _stretches(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    begin = 0
-    for match in pattern.finditer(text):
-        yield text[begin : match.end()]
-        begin = match.end()
-    if begin < len(text):
-        yield text[begin:]
+def _stretches(text: str, pattern: re.Pattern[str]) -> list[str]:
+    cuts = [0, *[match.end() for match in pattern.finditer(text)]]
+    if cuts[-1] < len(text):
+        cuts.append(len(text))
+    return [text[begin:end] for begin, end in pairwise(cuts)]
 
 
 def _is_local(spec: dict[str, Any]) -> bool:
@@ -69,6 +67,7 @@ class TokenCache:
         self._tokenize = tokenize
         self._cut = cut
         self._limit_bytes = limit_bytes
+        self._words: dict[str, list[int]] = {}
         self._known: OrderedDict[str, list[int]] = OrderedDict()
         self._lock = Lock()
         self.num_bytes = 0  # estimated
@@ -79,11 +78,15 @@ class TokenCache:
             return self._tokenize(text)
         ids: list[int] = []
         for stretch in self._cut(text):
-            is_kept = len(stretch) <= MOST_SHORT_CHARS or len(stretch) >= LEAST_CHARS
-            ids += self._of_stretch(stretch) if is_kept else self._tokenize(stretch)
+            word = self._words.get(stretch)
+            ids += self._of_stretch(stretch) if word is None else word
         return ids
 
     def _of_stretch(self, stretch: str) -> list[int]:
+        if len(stretch) <= MOST_WORD_CHARS:
+            return self._of_new_word(stretch)
+        if len(stretch) < LEAST_CHARS:
+            return self._tokenize(stretch)
         with self._lock:
             known = self._known.get(stretch)
             if known is not None:
@@ -92,6 +95,13 @@ class TokenCache:
         ids = self._tokenize(stretch)
         with self._lock:
             self._keep(stretch, ids)
+        return ids
+
+    def _of_new_word(self, word: str) -> list[int]:
+        """Words have no order of use: too many of them are forgotten together, and those of templates come back."""
+        if len(self._words) >= WORDS_LIMIT:
+            self._words.clear()
+        ids = self._words[word] = self._tokenize(word)
         return ids
 
     def _keep(self, stretch: str, ids: list[int]) -> None:
@@ -105,4 +115,4 @@ class TokenCache:
 
 def _num_bytes(stretch: str, ids: list[int]) -> int:
     """A list holds a pointer for each id; the numbers themselves take 28 bytes each."""
-    return ENTRY_BYTES + len(stretch) + 36 * len(ids)
+    return len(stretch) + 36 * len(ids)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from dynrt.engines.token_bytes import TokenBytes
 from dynrt.runtime.offload import Offload
@@ -11,8 +11,6 @@ from dynrt.runtime.prompts import PromptEncoder
 from dynrt.runtime.requests import TokenizerInfo
 
 SMALL_CHARS = 1024  # tokenized in 0.4 ms; handing it to a thread and back would cost as much CPU time
-
-T = TypeVar("T")
 
 
 class Tokenizing:
@@ -23,9 +21,8 @@ class Tokenizing:
         self._offload = offload
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        return await self._run(
-            lambda: self._prompts.encode(text, add_special_tokens=add_special_tokens), is_small(text)
-        )
+        encode = partial(self._prompts.encode, text, add_special_tokens=add_special_tokens)
+        return encode() if is_small(text) else await self._offload.run(encode)
 
     async def encode_chat(
         self,
@@ -36,16 +33,15 @@ class Tokenizing:
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
-        def encode() -> bytes:
-            return self._prompts.encode_chat(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **(template_kwargs or {}),
-            )
-
-        return await self._run(encode, is_small([messages, tools, template_kwargs]))
+        encode = partial(
+            self._prompts.encode_chat,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(template_kwargs or {}),
+        )
+        return encode() if is_small([messages, tools, template_kwargs]) else await self._offload.run(encode)
 
     async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
         return await self._offload.run(
@@ -60,9 +56,6 @@ class Tokenizing:
 
     def token_bytes(self) -> TokenBytes:
         return self._prompts.token_bytes
-
-    async def _run(self, function: Callable[[], T], is_small: bool) -> T:
-        return function() if is_small else await self._offload.run(function)
 
 
 def is_small(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections import defaultdict
 from typing import Literal
 
@@ -72,4 +72,4 @@ def record_of(request: web.BaseRequest) -> RequestRecord:
 def _request_id(wanted: str) -> str:
     """The client's id reduced to visible ASCII, so that headers, logs and messages can carry it; else a new one."""
     visible = "".join([char for char in wanted[:MAX_REQUEST_ID_CHARS] if "!" <= char <= "~"])
-    return visible or secrets.token_hex(16)
+    return visible or os.urandom(16).hex()

@@ -29,15 +29,14 @@ def test_queue_prefill_and_decode_are_the_whole_request() -> None:
     times = times_of(LOCAL)
     assert (times.queue_s, times.prefill_s, times.decode_s) == (2.0, 3.0, 3.0)
     assert times.total_s == 8.0
-    assert times.inference_s == 6.0
     assert times.seconds_per_token(3) == pytest.approx(1.5)
     assert times.seconds_per_token(1) is None
 
 
 def test_nothing_is_known_of_a_request_that_was_never_planned() -> None:
     times = RequestTimes(1.0)
-    known = (times.queue_s, times.prefill_s, times.decode_s, times.inference_s, times.total_s)
-    assert known == (None,) * 5
+    known = (times.queue_s, times.prefill_s, times.decode_s, times.total_s)
+    assert known == (None,) * 4
     assert spans_of(times) == []
 
 

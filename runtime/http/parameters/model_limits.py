@@ -20,8 +20,8 @@ TOO_LONG = "the prompt is too long"
 async def sampling_for_model(asked: Parameters, backend: Backend, card: ModelCard) -> partial[SamplingParams]:
     """`asked.sampling` as the model can do it, without max_tokens. Raises InvalidRequestError if it cannot."""
     tokens = asked.sampling.keywords
-    check_vocabulary(tokens.get("stop_token_ids", ()), card, "stop_token_ids")
-    check_vocabulary([token_id for token_id, _ in tokens.get("logit_bias", ())], card, "logit_bias")
+    check_vocabulary(tokens["stop_token_ids"], card, "stop_token_ids")
+    check_vocabulary([token_id for token_id, _ in tokens["logit_bias"]], card, "logit_bias")
     special = backend.token_bytes().special_tokens.values() if asked.shows_special_tokens else ()
     grammar = await usable_grammar(asked.grammar, card)
     return partial(asked.sampling, grammar=grammar, shown_special_tokens=tuple(special))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -41,9 +41,19 @@ class Parameter(msgspec.Struct, Generic[T], frozen=True):
         return {**self.limits, "description": self.about, **default}
 
 
-def read_given(parameters: Mapping[str, Parameter[Any]], fields: Fields) -> dict[str, Any]:
-    """Those of `parameters` that the body has, by name: few, whatever the number that there are."""
-    return {name: parameters[name].read(fields) for name in fields.values if name in parameters}
+class ParameterSet:
+    """Many parameters, none of them required, of which a body has few: only those are looked at."""
+
+    def __init__(self, parameters: Iterable[Parameter[Any]]) -> None:
+        self._by_name = {parameter.name: parameter for parameter in parameters}
+        self._defaults = {name: parameter.default for name, parameter in self._by_name.items()}
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """The values of all, by name."""
+        by_name = self._by_name
+        return self._defaults | {
+            name: by_name[name].read(fields) for name in fields.values if name in by_name
+        }
 
 
 def integer(

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from dynrt.runtime.http.parameters.fields import Fields
-from dynrt.runtime.http.parameters.request_schema import Parameter, boolean, integer, number, read_given
+from dynrt.runtime.http.parameters.request_schema import Parameter, ParameterSet, boolean, integer, number
 from dynrt.runtime.messages import SamplingParams
 
 MAX_STOPS = 16
@@ -24,13 +24,13 @@ MAX_UINT32 = 2**32 - 1
 def read_sampling(
     fields: Fields, logprobs: int | None, prompt_logprobs: int | None
 ) -> partial[SamplingParams]:
-    """All but max_tokens and what only the model can tell. SamplingParams has the defaults of what is not given."""
-    given = read_given(_BY_NAME, fields)
-    given["seed"] = given.get("seed") or 0
-    given["top_k"] = max(0, given.get("top_k", 0))
-    if given.get("top_p") == 0:  # OpenAI takes it: the smallest set there is, the top token alone
-        given |= {"top_p": 1.0, "top_k": 1}
-    return partial(SamplingParams, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
+    """All but max_tokens and what only the model can tell."""
+    values = _SAMPLING.read(fields)
+    values["seed"] = values["seed"] or 0
+    values["top_k"] = max(0, values["top_k"])
+    if values["top_p"] == 0:  # OpenAI takes it: the smallest set there is, the top token alone
+        values |= {"top_p": 1.0, "top_k": 1}
+    return partial(SamplingParams, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **values)
 
 
 def are_token_ids(values: list[Any]) -> bool:
@@ -143,4 +143,4 @@ SAMPLING: tuple[Parameter[Any], ...] = (
     TEMPERATURE, TOP_P, TOP_K, MIN_P, SEED, PRESENCE_PENALTY, FREQUENCY_PENALTY, REPETITION_PENALTY, LOGIT_BIAS,
     MIN_TOKENS, IGNORE_EOS, STOP, STOP_TOKEN_IDS, INCLUDE_STOP,
 )  # fmt: skip
-_BY_NAME = {parameter.name: parameter for parameter in SAMPLING}
+_SAMPLING = ParameterSet(SAMPLING)

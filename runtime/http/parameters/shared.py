@@ -9,7 +9,7 @@ import msgspec
 
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.grammars import GRAMMAR, AskedGrammar, read_grammar
-from dynrt.runtime.http.parameters.request_schema import Parameter, boolean, integer, string
+from dynrt.runtime.http.parameters.request_schema import Parameter, ParameterSet, boolean, integer, string
 from dynrt.runtime.http.parameters.sampling import MAX_INT32, MAX_LOGPROBS, SAMPLING, read_sampling
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import LocalPrefill
@@ -61,16 +61,18 @@ def read_parameters(
     `logprobs`, `echo_logprobs`: how many alternatives per token of the answer, of the prompt; None: no log
     probabilities. Each endpoint has its own parameters for them. `max_tokens`: if it is not MAX_TOKENS.
     """
-    stream = STREAM.read(fields)
-    options = STREAM_OPTIONS.read(fields)
-    n = N.read(fields)
-    newer, older = MAX_COMPLETION_TOKENS.read(fields), (max_tokens or MAX_TOKENS).read(fields)
-    _check_best_of(fields, n)
-    prompt_logprobs = _prompt_logprobs(fields, stream)
+    values = _OWN.read(fields)
+    n, options, prompt_logprobs = values["n"], values["stream_options"], values["prompt_logprobs"]
+    cut_to = values["truncate_prompt_tokens"]
+    newer, older = values["max_completion_tokens"], (max_tokens or MAX_TOKENS).read(fields)
+    if values["best_of"] > n:  # choices are not ranked, so only as many as are returned can be asked for
+        fields.refuse("best_of", f"it must be at most n, which is {n}: no choice is made and then dropped")
+    if prompt_logprobs is not None and values["stream"]:
+        fields.refuse("prompt_logprobs", "it must be left out of streams; set stream to false")
     wanted_of_prompt = [number for number in (prompt_logprobs, echo_logprobs) if number is not None]
     return Parameters(
-        model=MODEL.read(fields),
-        stream=stream,
+        model=values["model"],
+        stream=values["stream"],
         include_usage=options.boolean("include_usage", False),
         continuous_usage=options.boolean("continuous_usage_stats", False),
         n=n,
@@ -78,33 +80,15 @@ def read_parameters(
         max_tokens_param="max_tokens" if newer is None else "max_completion_tokens",
         sampling=read_sampling(fields, logprobs, max(wanted_of_prompt, default=None)),
         grammar=read_grammar(fields),
-        shows_special_tokens=not SKIP_SPECIAL_TOKENS.read(fields),
-        shows_token_ids=RETURN_TOKEN_IDS.read(fields),
+        shows_special_tokens=not values["skip_special_tokens"],
+        shows_token_ids=values["return_token_ids"],
         prompt_logprobs=prompt_logprobs,
-        truncation=_read_truncation(fields),
+        truncation=None if cut_to is None else Truncation(cut_to, values["truncation_side"]),
         seeded=fields.values.get("seed") is not None,
-        salt=CACHE_SALT.read(fields),
-        priority=PRIORITY.read(fields),
-        local_prefill=DYNRT.read(fields),
+        salt=values["cache_salt"],
+        priority=values["priority"],
+        local_prefill=values["dynrt"],
     )
-
-
-def _check_best_of(fields: Fields, n: int) -> None:
-    """Choices are not ranked, so only as many as are returned can be asked for."""
-    if BEST_OF.read(fields) > n:
-        fields.refuse("best_of", f"it must be at most n, which is {n}: no choice is made and then dropped")
-
-
-def _prompt_logprobs(fields: Fields, stream: bool) -> int | None:
-    wanted = PROMPT_LOGPROBS.read(fields)
-    if wanted is not None and stream:
-        fields.refuse("prompt_logprobs", "it must be left out of streams; set stream to false")
-    return wanted
-
-
-def _read_truncation(fields: Fields) -> Truncation | None:
-    tokens, side = TRUNCATE_PROMPT_TOKENS.read(fields), TRUNCATION_SIDE.read(fields)
-    return None if tokens is None else Truncation(tokens, side)
 
 
 def _read_truncate_prompt_tokens(fields: Fields) -> int | None:
@@ -203,7 +187,9 @@ DYNRT = Parameter[LocalPrefill | None](
     None,
 )
 
-SHARED: tuple[Parameter[Any], ...] = (
-    MODEL, STREAM, STREAM_OPTIONS, N, BEST_OF, MAX_COMPLETION_TOKENS, *SAMPLING, *GRAMMAR, PROMPT_LOGPROBS,
-    TRUNCATE_PROMPT_TOKENS, TRUNCATION_SIDE, RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT,
+_OWN_PARAMETERS: tuple[Parameter[Any], ...] = (
+    MODEL, STREAM, STREAM_OPTIONS, N, BEST_OF, MAX_COMPLETION_TOKENS, PROMPT_LOGPROBS, TRUNCATE_PROMPT_TOKENS,
+    TRUNCATION_SIDE, RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT,
 )  # fmt: skip
+_OWN = ParameterSet(_OWN_PARAMETERS)
+SHARED: tuple[Parameter[Any], ...] = (*_OWN_PARAMETERS, *SAMPLING, *GRAMMAR)
