@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.messages import Role
+from dynrt.runtime.messages import KvConnector, Role
 from dynrt.transfer.options import TransferOptions
 
 POOLS = ("prefill", "decode")
@@ -43,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     engine_args: dict[str, str] = {}  # for vLLM's EngineArgs, where kind is "vllm"
     sim: SimConfig = SimConfig()  # read where kind is "sim"
     transfer: TransferOptions = TransferOptions()
+    kv_connector: KvConnector = "layerwise"
 
 
 def transfer_options_of(verify: bool, backends: Sequence[str], ucx: Sequence[str]) -> TransferOptions:
@@ -60,6 +61,20 @@ def _pair(option: str, text: str, example: str) -> tuple[str, str]:
     if not (name and separator):
         raise ConfigError(f"{option} is {text!r}; write NAME=VALUE, such as {example}")
     return name, value
+
+
+def check_kv_connector(connector: KvConnector, kind: str, transfer: TransferOptions) -> None:
+    """Raises ConfigError for an engine that has no connector of its own, or for checks that only ours can make."""
+    if connector == "layerwise":
+        return
+    if kind != "vllm":
+        raise ConfigError(
+            f"--kv-connector {connector} is vLLM's own, for --engine vllm; --engine is {kind!r}, which has 'layerwise'"
+        )
+    if transfer.verify:
+        raise ConfigError(
+            f"--verify-kv checks what the layer-wise push brings; --kv-connector {connector} moves KV without it"
+        )
 
 
 def engine_args_of(kind: str, pairs: Sequence[str]) -> dict[str, str]:

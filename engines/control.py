@@ -216,7 +216,7 @@ class ControlThread:
         handoff = submit.key, submit.epoch
         request = EngineRequest.of(submit)
         self._requests.add(handoff)
-        if submit.purpose != "generate":
+        if submit.purpose != "generate" and self._register.kv_connector == "layerwise":
             self._handoffs.add(handoff)
         if submit.purpose == "reserve":
             self._reserved[handoff] = submit
@@ -281,7 +281,7 @@ class ControlThread:
 
     def _note_finished(self, deltas: Sequence[TokenDelta]) -> None:
         for delta in deltas:
-            if delta.finish_reason is not None:
+            if delta.finish_reason is not None or delta.kv_transfer_params:
                 self._requests.discard((delta.key, delta.epoch))
                 # The engine does not know where text ends: a stop string is news to it.
                 self._to_compute(Drop(delta.key, delta.epoch))

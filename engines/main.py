@@ -10,7 +10,14 @@ import sys
 
 import msgspec
 
-from dynrt.engines.config import EngineConfig, SimConfig, engine_args_for, engine_args_of, transfer_options_of
+from dynrt.engines.config import (
+    EngineConfig,
+    SimConfig,
+    check_kv_connector,
+    engine_args_for,
+    engine_args_of,
+    transfer_options_of,
+)
 from dynrt.engines.models.resolve import prepare
 from dynrt.engines.vllm.environment import prepare_process
 from dynrt.runtime.logs import set_up_logs
@@ -40,6 +47,8 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
     if arguments.settings is not None:
         return msgspec.json.decode(arguments.settings, type=EngineConfig)
     model = prepare(arguments.model, lambda line: print(line, file=sys.stderr, flush=True))
+    transfer = transfer_options_of(arguments.verify_kv, arguments.nixl_backend, arguments.ucx)
+    check_kv_connector(arguments.kv_connector, arguments.engine, transfer)
     return EngineConfig(
         model_dir=model.path,
         model_name=model.name,
@@ -53,5 +62,6 @@ def _config(arguments: argparse.Namespace) -> EngineConfig:
         max_batch_requests=arguments.max_batch_requests,
         engine_args=engine_args_for(arguments.role, engine_args_of(arguments.engine, arguments.engine_arg)),
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
-        transfer=transfer_options_of(arguments.verify_kv, arguments.nixl_backend, arguments.ucx),
+        transfer=transfer,
+        kv_connector=arguments.kv_connector,
     )

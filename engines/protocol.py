@@ -15,6 +15,7 @@ from dynrt.planner.events import BlocksStored, CacheEvent
 from dynrt.runtime.messages import (
     EngineLoad,
     FinishReason,
+    KvConnector,
     SamplingParams,
     StepTiming,
     Submit,
@@ -38,6 +39,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
         "prefill"  # "decode": it cannot take one; samples it itself
     )
     takes_grammar: bool = False  # sampling.grammar is obeyed
+    kv_connector: KvConnector = "layerwise"  # else its KV is no business of the transfer thread's
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
@@ -50,6 +52,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     output_ids: Sequence[int] = ()
     salt: str = ""
     prefill_only: bool = False  # sample one token, then stop; keep the blocks pinned until `release`
+    kv_transfer_params: bytes = b""  # as in Submit
 
     @classmethod
     def of(cls, submit: Submit) -> EngineRequest:
@@ -61,6 +64,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
             output_ids=unpack_ids(submit.output_ids),
             salt=submit.salt,
             prefill_only=submit.purpose == "prefill",
+            kv_transfer_params=submit.kv_transfer_params,
         )
 
 
@@ -87,6 +91,7 @@ class Token(msgspec.Struct, frozen=True):
     logprob: TokenLogprob | None = None  # if sampling.logprobs is not None
     prompt_logprobs: list[TokenLogprob | None] | None = None  # with the first token, if asked for
     admitted_at: float | None = None  # with it: time.monotonic() when its prompt's first step began
+    kv_transfer_params: bytes = b""  # as in TokenDelta
 
 
 class StepOutput(msgspec.Struct, frozen=True):

@@ -96,4 +96,5 @@ class Replies:
             frames=frame.around(text) if frame is not None and text else b"",
             frame_chars=len(text) if frame is not None else 0,
             admitted_at=token.admitted_at,
+            kv_transfer_params=token.kv_transfer_params,
         )

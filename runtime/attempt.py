@@ -10,7 +10,7 @@ import msgspec
 
 from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError
 from dynrt.runtime.handoff_times import HandoffTimes
-from dynrt.runtime.messages import StepTiming, TokenDelta
+from dynrt.runtime.messages import StepTiming, Submit, TokenDelta
 from dynrt.runtime.request_times import RequestTimes, StageTimes
 from dynrt.transfer.events import FirstToken, HandoffId
 
@@ -65,6 +65,9 @@ class Attempt:
         self.first_token_from = first_token_from
         self.sampled: FirstToken | None = None  # by prefill, for decode to go on behind
         self.holds: HandoffId | None = None  # a handoff whose pins this local attempt makes use of
+        self.pull: Submit | None = (
+            None  # for decode behind prefill's token, where it fetches the KV by itself
+        )
         self.times = HandoffTimes()
         self.stage = StageTimes(prefill, decode)
         self.request_times = request_times if request_times is not None else RequestTimes(0.0)
@@ -78,6 +81,11 @@ class Attempt:
         self._news = asyncio.Event()
         self._is_awaited = False  # whoever reads it has dealt with everything and waits for more
         self.take: Callable[[TokenDelta], bool] | None = None  # past the reader; False: not now
+
+    @property
+    def is_pushed(self) -> bool:
+        """Its KV is handed off by our own two ends, of which the ledger keeps account."""
+        return self.is_remote and self.pull is None
 
     @property
     def has_begun(self) -> bool:
@@ -169,6 +177,19 @@ class Attempt:
         self.sampled = FirstToken(self.key, self.epoch, delta.token_ids[0], chars_sent)
         return self.sampled
 
+    def pull_behind(self, arrival: Arrival) -> Submit | None:
+        """What decode must be told of this arrival, if it is prefill's: where the KV of the prompt waits."""
+        if self.pull is None or not self.computes(arrival) or self._failure is not None:
+            return None
+        return msgspec.structs.replace(self.pull, kv_transfer_params=arrival.delta.kv_transfer_params)
+
+    def was_pulled(self, arrival: Arrival) -> bool | None:
+        """Of decode's first arrival: whether it found all KV but the last token's; None for any other."""
+        found = arrival.delta.cached_tokens
+        if self.pull is None or self.computes(arrival) or found is None:
+            return None
+        return found >= (len(self.pull.prompt_ids) + len(self.pull.output_ids)) // 4 - 1
+
     def pass_on(self, delta: TokenDelta) -> bool:
         """Give a delta that is text and no more to `take`, unless something waits to be read before it.
 
@@ -199,11 +220,16 @@ class Attempt:
     def worker_lost(self, incarnation: str, reason: str) -> None:
         if incarnation == self.decode:
             self.fail(AttemptError(f"its decode worker was lost: {reason}", incarnation))
-        elif incarnation == self.prefill and not self._has_begun:
+        elif incarnation == self.prefill and (not self._has_begun or self._is_pulling):
             self.fail(AttemptError(f"its prefill worker was lost: {reason}", incarnation))
         elif incarnation == self.prefill and self._awaits_prefill:
             self._prefill_has_told()
         # A prefill worker lost later: the decode end knows whether it had everything, and says so.
+
+    @property
+    def _is_pulling(self) -> bool:
+        """Decode may wait for KV that nobody but a living prefill worker gives."""
+        return self.pull is not None and self.times.first_step is None
 
     async def read(self) -> list[Arrival]:
         """Everything that arrived since the last read, at least one. Raises what the attempt failed with."""

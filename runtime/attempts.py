@@ -89,16 +89,27 @@ class Attempts:
         if computes and delta.cached_tokens is not None and attempt.stage.computed_at is None:
             _note_prefill(attempt.stage, worker, arrival, ended_at)
         num_tokens = attempt.arrive(arrival)
-        if attempt.computes(arrival):
+        if attempt.pull is not None:
+            self._go_on_pulling(attempt, arrival)
+        elif attempt.computes(arrival):
             has_choice = self._fleet.has_other_decode(attempt.prefill, attempt.decode)
             self.transfers.tell(Computed(*attempt.id, has_choice))
         first = attempt.first_token(arrival)
         if first is not None:
             self.transfers.tell(first)
-        if attempt.is_remote and not attempt.times.is_complete:
+        if attempt.is_pushed and not attempt.times.is_complete:
             self._observe_handoff(attempt)
         self._let_go(attempt, "its prefill worker decodes on by itself")
         return num_tokens
+
+    def _go_on_pulling(self, attempt: Attempt, arrival: Arrival) -> None:
+        """The ledger knows nothing of it: decode says by what it had to compute how the handoff came out."""
+        pull = attempt.pull_behind(arrival)
+        if pull is not None:
+            self.tell(attempt.decode, pull)
+        was_pulled = attempt.was_pulled(arrival)
+        if was_pulled is not None:
+            self._metrics.handoffs.labels("committed" if was_pulled else "failed").inc()
 
     def pushed(self, prefill: str, sent: Sent) -> None:
         """A prefill end has sent all of a prompt."""
@@ -212,8 +223,10 @@ class Attempts:
             self._planner.tell(RequestEnded(request.key, finished=False))
             raise
         decode = self._fleet.get(plan.decode)
-        first_token_from = "prefill" if decode is None else decode.register.first_token_from
-        return Route(plan.prefill, plan.decode, first_token_from)
+        if decode is None:
+            return Route(plan.prefill, plan.decode)
+        told = decode.register
+        return Route(plan.prefill, plan.decode, told.first_token_from, told.kv_connector)
 
     async def wait_for_change(self, timeout_s: float) -> None:
         try:
@@ -232,7 +245,7 @@ class Attempts:
         self._note_plan(attempt)
         if attempt.epoch > 0:
             self._metrics.retries.inc()
-        if attempt.is_remote:
+        if attempt.is_pushed:
             self.transfers.tell(Open(attempt.key, attempt.epoch, attempt.prefill, attempt.decode))
         self._look_for_workers(attempt)
 
@@ -281,7 +294,7 @@ class Attempts:
         if not finished:
             for incarnation in {attempt.prefill, attempt.decode}:
                 self.tell(incarnation, Cancel(attempt.key, attempt.epoch))
-        if attempt.is_remote:
+        if attempt.is_pushed:
             self.transfers.tell(Abandon(attempt.key, attempt.epoch, "finished" if finished else reason))
         self._let_go(attempt, reason)
 

@@ -105,6 +105,12 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_transfer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--kv-connector",
+        default="layerwise",
+        choices=("layerwise", "nixl-pull"),
+        help="what moves KV: our push, or vLLM's own NixlConnector, for --engine vllm (default: layerwise)",
+    )
+    parser.add_argument(
         "--verify-kv",
         action="store_true",
         help="check that all KV arrives as it was sent, by checksums; slow, host memory only",

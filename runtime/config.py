@@ -6,9 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from dynrt.engines.config import SimConfig
+from dynrt.engines.config import SimConfig, check_kv_connector
 from dynrt.planner.prefix_index import DEFAULT_LIMIT_BYTES
 from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.messages import KvConnector
 from dynrt.runtime.requests import LocalPrefill
 from dynrt.transfer.options import TransferOptions
 
@@ -47,6 +48,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True):
     max_ttft_s: float | None = None  # requests whose first token is expected later are refused; None: none is
     index_memory_bytes: int = DEFAULT_LIMIT_BYTES  # of the prefix index
     transfer: TransferOptions = TransferOptions()
+    kv_connector: KvConnector = "layerwise"
     otel_endpoint: str | None = None  # URL of an OTLP receiver that gets traces; None: nobody does
     control: str | None = None  # address of the control socket; None: ipc in a private directory
     start_timeout_s: float = 600.0
@@ -75,6 +77,7 @@ def check_config(config: RuntimeConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < least:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}; at least {least}")
+    check_kv_connector(config.kv_connector, config.engine, config.transfer)
     if config.max_ttft_s is not None and not config.max_ttft_s > 0:
         raise ConfigError(f"--max-ttft is {config.max_ttft_s:g}; it must be more than 0 seconds")
     if config.index_memory_bytes < LEAST_INDEX_BYTES:

@@ -39,4 +39,5 @@ def _engine_config(config: RuntimeConfig, model: ModelDir, role: Role, threads: 
         engine_args=engine_args_for(role, config.engine_args),
         sim=config.sim,
         transfer=config.transfer,
+        kv_connector=config.kv_connector,
     )

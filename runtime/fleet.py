@@ -136,6 +136,9 @@ class Fleet:
         if message.error is not None:
             self._pair_failed(prefill, decode, message.error)
             return
+        self._connected(prefill, decode)
+
+    def _connected(self, prefill: Worker, decode: Worker) -> None:
         self._pairs.add((prefill.incarnation, decode.incarnation))
         log.info("pair connected", extra={"prefill": prefill.id, "decode": decode.id})
         self.observer.pair_up(prefill, decode)
@@ -211,6 +214,9 @@ class Fleet:
                 log.warning("pair cannot hand off", extra=extra)
 
     def _connect(self, prefill: Worker, decode: Worker) -> None:
+        if prefill.register.kv_connector != "layerwise":
+            self._connected(prefill, decode)  # by themselves, over the first request
+            return
         # Decode first: it must be polling when prefill's connection arrives.
         self.observer.tell(decode.incarnation, introduction(prefill.register, will_push=False))
         self.observer.tell(prefill.incarnation, introduction(decode.register, will_push=True))
@@ -222,7 +228,12 @@ class Fleet:
 
 def pair_mismatch(prefill: Worker, decode: Worker) -> Mismatch | None:
     """Why the first cannot hand off to the second; None if it can."""
-    mapping = map_kv(prefill.register.geometry, decode.register.geometry)
+    ours, theirs = prefill.register, decode.register
+    if ours.kv_connector != theirs.kv_connector:
+        return Mismatch("kv_connector", ours.kv_connector, theirs.kv_connector)
+    if ours.kv_connector != "layerwise":
+        return None  # vLLM's connectors compare their layouts when they meet
+    mapping = map_kv(ours.geometry, theirs.geometry)
     return mapping if isinstance(mapping, Mismatch) else None
 
 

@@ -43,6 +43,7 @@ HEARTBEAT_SUFFIX = ".hb"  # a heartbeat socket's identity is the incarnation wit
 
 Role = Literal["prefill", "decode", "both"]
 Purpose = Literal["generate", "prefill", "reserve"]
+KvConnector = Literal["layerwise", "nixl-pull"]  # who moves KV: our push, or vLLM's own NixlConnector
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -155,6 +156,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     peer: str = ""  # purpose "reserve": the incarnation that will push
     frame: Frame | None = None  # text goes out as events
     traceparent: str = ""  # of the trace that the request belongs to, for log lines about it
+    kv_transfer_params: bytes = b""  # to "nixl-pull": where the prompt's KV is, as prefill's TokenDelta told
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -220,6 +222,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     pid: int
     host: str
     version: str
+    kv_connector: KvConnector = "layerwise"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -256,6 +259,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     frame_chars: int = 0  # characters of text in them
     admitted_at: float | None = None  # with the first: CLOCK_MONOTONIC when its prompt's first step began
     is_refusal: bool = False  # with an error: the request itself is wrong
+    kv_transfer_params: bytes = b""  # of "nixl-pull", with prefill's token: vLLM's own, opaque here
 
     @property
     def num_chars(self) -> int:

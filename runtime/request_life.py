@@ -16,6 +16,7 @@ from dynrt.runtime.errors import NoWorkerError, WorkerLostError
 from dynrt.runtime.logs import trace_fields
 from dynrt.runtime.messages import (
     FinishReason,
+    KvConnector,
     Purpose,
     SamplingParams,
     Submit,
@@ -38,6 +39,7 @@ class Route(msgspec.Struct, frozen=True):
     prefill: str
     decode: str
     first_token_from: Literal["prefill", "decode"] = "prefill"
+    kv_connector: KvConnector = "layerwise"
 
 
 class Placement(Protocol):
@@ -135,12 +137,15 @@ class RequestLife:
         self.is_admitted = True
         self._without_room = frozenset()
         attempt = self._attempt_on(route)
+        if attempt.is_remote and route.kv_connector == "nixl-pull":
+            attempt.pull = self._submit(attempt, "generate")
         self._placement.open_attempt(attempt)
         if attempt.is_remote:
             # Prefill starts computing at once; it does not wait for the reservation.
             self._placement.tell(route.prefill, self._submit(attempt, "prefill"))
+        if attempt.is_pushed:
             self._placement.tell(route.decode, self._submit(attempt, "reserve"))
-        else:
+        elif not attempt.is_remote:
             self._placement.tell(route.decode, self._submit(attempt, "generate"))
         return attempt
 

@@ -66,6 +66,7 @@ def serve(arguments: argparse.Namespace) -> int:
         control=arguments.control,
         sim=SimConfig(arguments.sim_profile, arguments.speedup),
         transfer=transfer_options_of(arguments.verify_kv, arguments.nixl_backend, arguments.ucx),
+        kv_connector=arguments.kv_connector,
     )
     options = endpoint_options(arguments, os.environ)
     check_options(options)

@@ -9,17 +9,21 @@ import logging
 from typing import Any
 
 from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.config.kv_transfer import KVRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from dynrt.engines.config import EngineConfig
 from dynrt.engines.vllm import connector
 from dynrt.runtime.errors import ConfigError
+from dynrt.runtime.messages import Role
 
 log = logging.getLogger("dynrt.engine")
 
 CPU_KV_BYTES = 1 << 30  # as for the native engine; vLLM would take nearly all of the host's memory
 CPU_WORKER = "dynrt.engines.vllm.cpu_worker.SeededCpuWorker"
+PULL_CONNECTOR_MODULE = "dynrt.engines.vllm.pull_connector"
+PULL_ROLES: dict[Role, KVRole] = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
 # Without these the engine would be another one than the rest of the process expects.
 OURS = frozenset(
     {
@@ -110,13 +114,19 @@ def _ours(config: EngineConfig, link_name: str) -> dict[str, Any]:
     return {
         "model": config.model_dir,
         "async_scheduling": False,  # one step is scheduled, computed and told before the next
-        "kv_transfer_config": KVTransferConfig(
-            kv_connector=connector.DynrtConnector.__name__,
-            kv_connector_module_path=connector.__name__,
-            kv_role="kv_both",
-            engine_id=link_name,
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={connector.LINK_KEY: link_name},
-        ),
+        "kv_transfer_config": _connector(config, link_name),
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     }
+
+
+def _connector(config: EngineConfig, link_name: str) -> KVTransferConfig:
+    """By name: vLLM imports it, and with its own the whole of its NIXL package."""
+    is_ours = config.kv_connector == "layerwise"
+    return KVTransferConfig(
+        kv_connector="DynrtConnector" if is_ours else "PullConnector",
+        kv_connector_module_path=connector.__name__ if is_ours else PULL_CONNECTOR_MODULE,
+        kv_role="kv_both" if is_ours else PULL_ROLES[config.role],
+        engine_id=link_name,
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={connector.LINK_KEY: link_name, "backends": list(config.transfer.backends)},
+    )

@@ -44,6 +44,12 @@ def publish_link(name: str, link: Link) -> None:
     _links[name] = link
 
 
+def link_of(vllm_config: VllmConfig) -> Link:
+    """Of the engine that these connectors belong to."""
+    assert vllm_config.kv_transfer_config is not None
+    return _links[vllm_config.kv_transfer_config.kv_connector_extra_config[LINK_KEY]]
+
+
 class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module."""
 
@@ -56,7 +62,7 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.WORKER and SOCKET_KEY in settings:
             self._worker = RankWorkerHalf(settings[SOCKET_KEY])
             return
-        self._link = _links[settings[LINK_KEY]]
+        self._link = link_of(vllm_config)
         self._worker = OwnWorkerHalf(self._link)
 
     @classmethod
@@ -84,13 +90,8 @@ class DynrtConnector(KVConnectorBase_V1, SupportsHMA):
             self._link.handoffs.allocated(request.request_id, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
+        self._link.step = seen_in(scheduler_output)
         chunks = list(_chunks(scheduler_output))
-        spans = [(start, end) for _name, start, end in chunks]
-        self._link.step = StepSeen(
-            StepWork.of_spans(spans),
-            num_preempted=len(scheduler_output.preempted_req_ids or ()),
-            admitted=frozenset(new.req_id for new in scheduler_output.scheduled_new_reqs),
-        )
         tables = scheduler_output.kv_connector_block_state
         assert tables is not None
         handoffs = self._link.handoffs
@@ -155,6 +156,15 @@ def _event_on(device: int) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
+
+
+def seen_in(output: SchedulerOutput) -> StepSeen:
+    """What vLLM's scheduler put into a step."""
+    return StepSeen(
+        StepWork.of_spans([(start, end) for _name, start, end in _chunks(output)]),
+        num_preempted=len(output.preempted_req_ids or ()),
+        admitted={new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs},
+    )
 
 
 def _chunks(output: SchedulerOutput) -> Iterator[tuple[str, int, int]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import vllm
-from vllm import EngineArgs, LLMEngine, RequestOutput
+from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -24,7 +24,7 @@ from dynrt.engines.vllm.handoffs import RequestId
 from dynrt.engines.vllm.info import info_of
 from dynrt.engines.vllm.link import Link, NoHook, StepSeen
 from dynrt.engines.vllm.outputs import NO_TOKEN, RequestTokens
-from dynrt.engines.vllm.ranks import OneRank, RankProcesses, ranks_of
+from dynrt.engines.vllm.ranks import Ranks, ranks_of
 from dynrt.engines.vllm.sampling import sampling_of
 from dynrt.engines.vllm.versions import check_version
 from dynrt.planner.events import BlocksStored
@@ -42,14 +42,14 @@ class VllmEngine:
         check_version(vllm.__version__)
         link_name = secrets.token_hex(8)
         arguments = engine_arguments(config, link_name)
-        ranks = ranks_of(arguments.tensor_parallel_size)
+        ranks = self._ranks_of(arguments)
         self._link = Link(arguments.block_size, ranks)
         publish_link(link_name, self._link)
         self._llm = _load(arguments, ranks)
         self._cache = CacheIndex()
         self._scheduler = _scheduler_of(self._llm)
         self._scheduler.kv_event_publisher = CacheEventSink(self._cache)
-        self._info = info_of(self._llm, ranks.geometry)
+        self._info = info_of(self._llm, ranks.geometry, config.kv_connector)
         self._requests: dict[RequestId, RequestTokens] = {}
         self._refused: dict[RequestId, str] = {}  # why vLLM does not take them
         self._unreservable: dict[RequestId, str] = {}  # the same, found out after reserve took them
@@ -63,15 +63,14 @@ class VllmEngine:
     def kv_memory(self) -> Sequence[RankMemory]:
         return self._link.ranks.memory
 
+    def _ranks_of(self, arguments: EngineArgs) -> Ranks:
+        return ranks_of(arguments.tensor_parallel_size)
+
     # --- between steps ----------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest) -> None:
-        try:
-            name = self._add(request, loads_prompt=False)
-        except InvalidRequestError as error:
-            self._refused[request.key, request.epoch] = error.message
-            return
-        if request.prefill_only:
+        name = self._try_add(request, loads_prompt=False)
+        if name is not None and request.prefill_only:
             num_tokens = len(request.prompt_ids) + len(request.output_ids)
             self._link.handoffs.open_prefill(name, (request.key, request.epoch), num_tokens)
 
@@ -109,6 +108,14 @@ class VllmEngine:
         if request is not None and self._link.handoffs.is_reserved(request.name):
             self._abort(key, epoch)
 
+    def _try_add(self, request: EngineRequest, *, loads_prompt: bool) -> str | None:
+        """As `_add`; None for what is refused: its client is told with the next step."""
+        try:
+            return self._add(request, loads_prompt=loads_prompt)
+        except InvalidRequestError as error:
+            self._refused[request.key, request.epoch] = error.message
+            return None
+
     def _add(self, request: EngineRequest, *, loads_prompt: bool) -> str:
         """The name that vLLM gives it. Raises InvalidRequestError for what it or we do not take."""
         fault = find_fault(request, self._info.context_length, self._info.vocab_size)
@@ -117,13 +124,16 @@ class VllmEngine:
         self._is_stuck = False
         token_ids = [*request.prompt_ids, *request.output_ids]
         try:
-            sampling = sampling_of(request, loads_prompt=loads_prompt)
+            sampling = self._sampling_of(request, loads_prompt=loads_prompt)
             prompt = tokens_input(token_ids, cache_salt=request.salt or None)
             name: str = self._llm.add_request(_external_name(request), prompt, sampling)
         except (ValueError, VLLMError) as error:
             raise InvalidRequestError(str(error)) from error
         self._requests[request.key, request.epoch] = RequestTokens(name, request, self._info.eos_token_ids)
         return name
+
+    def _sampling_of(self, request: EngineRequest, *, loads_prompt: bool) -> SamplingParams:
+        return sampling_of(request, loads_prompt=loads_prompt)
 
     def _abort(self, key: bytes, epoch: int) -> None:
         self._is_stuck = False
@@ -163,9 +173,9 @@ class VllmEngine:
             self._nothing_happened()
         return StepOutput(tokens, self._cache.take_events(), self.load(), _timing(seen, started_at))
 
-    def _note_admitted(self, names: frozenset[str], began_at: float) -> None:
+    def _note_admitted(self, admitted: Mapping[str, int], began_at: float) -> None:
         for request in self._requests.values():
-            if request.admitted_at is None and request.name in names:
+            if request.admitted_at is None and request.name in admitted:
                 request.admitted_at = began_at
 
     def _tokens(self, output: RequestOutput) -> Iterator[Token]:
@@ -219,7 +229,7 @@ class VllmEngine:
         self._llm.engine_core.shutdown()
 
 
-def _load(arguments: EngineArgs, ranks: OneRank | RankProcesses) -> LLMEngine:
+def _load(arguments: EngineArgs, ranks: Ranks) -> LLMEngine:
     arguments.kv_transfer_config.kv_connector_extra_config |= ranks.settings
     try:
         llm = _load_model(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from importlib.metadata import version
 
 from dynrt.engines.config import EngineConfig
@@ -12,6 +13,9 @@ from dynrt.engines.config import EngineConfig
 def prepare_process(config: EngineConfig) -> None:
     """Before anything imports vLLM or torch."""
     os.environ.update(_variables(config))
+    if config.kv_connector == "nixl-pull":
+        for name, value in _side_channel().items():
+            os.environ.setdefault(name, value)  # for engines of several hosts, users set them
     vllm_log, our_log = logging.getLogger("vllm"), logging.getLogger("dynrt")
     vllm_log.handlers[:] = our_log.handlers
     vllm_log.propagate = False
@@ -35,3 +39,14 @@ def _variables(config: EngineConfig) -> dict[str, str]:
         # Eager means the model. Log probabilities would still be compiled, 15 s long, in the first step with some.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     return variables
+
+
+def _side_channel() -> dict[str, str]:
+    """Where decode asks for what NIXL must know of prefill: a free port, on this host alone."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+        "UCX_RCACHE_MAX_UNRELEASED": "1024",  # vLLM sets it too, but not once NIXL is imported
+    }

@@ -8,10 +8,11 @@ from vllm import LLMEngine
 
 from dynrt.engines.models.directory import eos_token_ids
 from dynrt.engines.protocol import EngineInfo
+from dynrt.runtime.messages import KvConnector
 from dynrt.transfer.layout import KvGeometry
 
 
-def info_of(llm: LLMEngine, geometry: list[KvGeometry]) -> EngineInfo:
+def info_of(llm: LLMEngine, geometry: list[KvGeometry], kv_connector: KvConnector) -> EngineInfo:
     """vLLM's decode recomputes the last prompt token, so it samples the first token itself."""
     model = llm.model_config
     return EngineInfo(
@@ -22,6 +23,7 @@ def info_of(llm: LLMEngine, geometry: list[KvGeometry]) -> EngineInfo:
         geometry=geometry,
         first_token_from="decode",
         takes_grammar=True,
+        kv_connector=kv_connector,
     )
 
 

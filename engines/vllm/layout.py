@@ -57,6 +57,25 @@ def layout_of(
     )
 
 
+def unmapped_geometry_of(kv_cache_config: KVCacheConfig) -> KvGeometry:
+    """Of a rank's cache that vLLM's own connector moves, whatever it is made of: its size, for the planner.
+
+    As if a token's bytes were one head's key and value in elements of two bytes.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    block_size = groups[0].kv_cache_spec.block_size
+    page_bytes = max(group.kv_cache_spec.page_size_bytes for group in groups)
+    return KvGeometry(
+        num_layers=sum(len(group.layer_names) for group in groups),
+        num_blocks=kv_cache_config.num_blocks,
+        block_size=block_size,
+        num_kv_heads=1,
+        head_size=page_bytes // (2 * block_size * DTYPE_BYTES["bfloat16"]),
+        dtype="bfloat16",
+        order="block,vllm",
+    )
+
+
 def _first_head(vllm_config: VllmConfig) -> int:
     """Ranks hold equal shares of the model's KV heads, in order; more ranks than heads: neighbours hold the same."""
     parallel = vllm_config.parallel_config

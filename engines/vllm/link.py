@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dynrt.engines.protocol import LayerHook
 from dynrt.engines.scheduling.work import StepWork
 from dynrt.engines.vllm.handoffs import Handoffs
-from dynrt.engines.vllm.ranks import OneRank, RankProcesses
+from dynrt.engines.vllm.ranks import Ranks
 from dynrt.transfer.local import BlocksReady
 
 
@@ -28,7 +28,7 @@ class StepSeen:
 
     work: StepWork = field(default_factory=lambda: StepWork(0, 0, 0, 0))
     num_preempted: int = 0
-    admitted: frozenset[str] = frozenset()  # names of requests that had not been computed before
+    admitted: Mapping[str, int] = field(default_factory=dict)  # begun in it: tokens that were there already
 
     @property
     def num_tokens(self) -> int:
@@ -40,7 +40,7 @@ class Link:
 
     unpin: Callable[[Sequence[int]], None]
 
-    def __init__(self, block_size: int, ranks: OneRank | RankProcesses) -> None:
+    def __init__(self, block_size: int, ranks: Ranks) -> None:
         self.ranks = ranks
         self.handoffs = Handoffs(block_size)
         self.hook: LayerHook = NoHook()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 from vllm import CompletionOutput, RequestOutput
 
 from dynrt.engines.protocol import EngineRequest, Token
@@ -46,6 +48,7 @@ class RequestTokens:
                 logprob=self._logprob(completion, index),
                 prompt_logprobs=self._prompt_logprobs(output) if is_first else None,
                 admitted_at=self.admitted_at if is_first else None,
+                kv_transfer_params=_packed(output.kv_transfer_params) if index == last else b"",
             )
 
     def _failed(self, completion: CompletionOutput) -> Token:
@@ -82,3 +85,8 @@ class RequestTokens:
             return None
         prompt_ids = self.asked.prompt_ids
         return prompt_logprobs(prompt_ids, output.prompt_logprobs[: len(prompt_ids)], self.asked.sampling)
+
+
+def _packed(kv_transfer_params: dict[str, Any] | None) -> bytes:
+    """What a connector of vLLM's own tells with a prompt that it keeps."""
+    return b"" if kv_transfer_params is None else msgspec.msgpack.encode(kv_transfer_params)

@@ -99,5 +99,29 @@ class RankProcesses:
         self._listener.close()
 
 
+class UnseenRanks:
+    """vLLM's own connector works on every rank, wherever that is: nothing here knows more than the caches' sizes."""
+
+    geometry: list[KvGeometry]  # set by the scheduler half
+    settings: dict[str, Any]
+    memory: Sequence[RankMemory]
+
+    def __init__(self) -> None:
+        self.settings = {}
+        self.memory = []
+
+    def await_all(self) -> None:
+        """Nothing comes."""
+
+    def begin_step(self, ready: list[BlocksReady], hook: LayerHook) -> StepMetadata:
+        raise AssertionError("nothing is announced of blocks that vLLM's own connector moves")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+Ranks = OneRank | RankProcesses | UnseenRanks
+
+
 def ranks_of(tensor_parallel_size: int) -> OneRank | RankProcesses:
     return OneRank() if tensor_parallel_size == 1 else RankProcesses(tensor_parallel_size)

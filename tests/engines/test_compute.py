@@ -21,6 +21,7 @@ from dynrt.engines import orders
 from dynrt.engines.compute import ComputeThread
 from dynrt.engines.heartbeat import StepClock
 from dynrt.engines.orders import Drop, Generate, Order, Reserve, SnapshotWanted, StatusSeen, StepDone
+from dynrt.engines.protocol import Token
 from dynrt.planner.events import BlocksRemoved, CacheSnapshot
 from dynrt.runtime.messages import StatusRequest
 from dynrt.transfer.events import ReserveRefused
@@ -129,7 +130,8 @@ def test_opened_handoffs_are_posted(rig: Rig) -> None:
 
 def test_cache_events_are_numbered_without_gaps(rig: Rig) -> None:
     event = BlocksRemoved([1])
-    rig.engine.steps = [step_output(events=[event, event]), step_output(), step_output(events=[event])]
+    token = Token(A, 1, token_id=5)
+    rig.engine.steps = [step_output(events=[event, event]), step_output([token]), step_output(events=[event])]
     rig.order(SnapshotWanted())
     seqs = [done.cache and done.cache.first_seq for done in (rig.news.next(StepDone) for _ in range(3))]
     assert seqs == [0, None, 2]
@@ -142,6 +144,13 @@ def test_a_snapshot_comes_behind_the_events_it_contains(rig: Rig) -> None:
     rig.order(SnapshotWanted())
     assert rig.news.next(StepDone).cache is not None
     assert rig.news.next(CacheSnapshot).next_seq == 1
+
+
+def test_a_step_that_brought_nothing_is_not_told(rig: Rig) -> None:
+    token = Token(A, 1, token_id=5)
+    rig.engine.steps = [step_output(), step_output(), step_output([token])]
+    rig.order(SnapshotWanted())
+    assert rig.news.next(StepDone).output.tokens == [token]
 
 
 def test_a_changed_load_is_told_without_a_step(rig: Rig) -> None:

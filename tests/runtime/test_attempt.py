@@ -8,7 +8,7 @@ import pytest
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError
-from dynrt.runtime.messages import FinishReason, StepTiming, TokenDelta
+from dynrt.runtime.messages import FinishReason, SamplingParams, StepTiming, Submit, TokenDelta, pack_ids
 from dynrt.transfer.events import FirstToken
 
 KEY = bytes(16)
@@ -111,6 +111,47 @@ async def test_decodes_tokens_do_not_wait_for_a_prefill_worker_that_is_lost() ->
     attempt.arrive(arrival(7, "d"))
     attempt.worker_lost("p", "it was killed")
     assert [one.delta.token_ids for one in await attempt.read()] == [[7]]
+
+
+def pulling() -> Attempt:
+    attempt = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
+    prompt_ids, sampling = pack_ids(range(32)), SamplingParams(max_tokens=4)
+    attempt.pull = Submit(KEY, 3, "generate", prompt_ids, sampling, output_ids=pack_ids([7]))
+    return attempt
+
+
+def test_decode_is_told_where_the_computed_prompt_waits() -> None:
+    attempt = pulling()
+    assert attempt.is_remote and not attempt.is_pushed
+    from_prefill = Arrival(TokenDelta(KEY, 3, [7], "", kv_transfer_params=b"there"), "p", None)
+    attempt.arrive(from_prefill)
+    pull = attempt.pull_behind(from_prefill)
+    assert pull is not None and (pull.purpose, pull.kv_transfer_params) == ("generate", b"there")
+    assert attempt.pull_behind(arrival(8, "d")) is None
+    failed = Arrival(TokenDelta(KEY, 3, [], "", "error", error="no memory"), "p", None)
+    attempt.arrive(failed)
+    assert attempt.pull_behind(failed) is None
+
+
+@pytest.mark.parametrize(("found", "was_pulled"), [(32, True), (31, False), (0, False), (None, None)])
+def test_decode_says_by_what_it_found_whether_all_kv_came(found: int | None, was_pulled: bool | None) -> None:
+    delta = TokenDelta(KEY, 3, [8], "", cached_tokens=found)
+    assert pulling().was_pulled(Arrival(delta, "d", None)) is was_pulled
+    assert pulling().was_pulled(Arrival(delta, "p", None)) is None
+    assert remote().was_pulled(Arrival(delta, "d", None)) is None
+
+
+async def test_prefill_lost_is_a_failure_until_decode_has_what_it_pulls() -> None:
+    attempt = pulling()
+    attempt.arrive(arrival(7, "p"))
+    attempt.worker_lost("p", "it died")
+    with pytest.raises(AttemptError, match="prefill worker was lost"):
+        await attempt.read()
+    begun = pulling()
+    begun.arrive(arrival(7, "p"))
+    begun.arrive(arrival(8, "d", ended_at=2.0))
+    begun.worker_lost("p", "it died")
+    assert [one.delta.token_ids for one in await begun.read()] == [[8]]
 
 
 def test_a_prefill_worker_that_decodes_on_does_not_count_its_own_prompt_as_cached() -> None:

@@ -169,6 +169,20 @@ def test_engine_that_joins_and_fits_nobody_is_told(
     )
 
 
+def test_own_connectors_pair_with_their_like_at_once(setting: Setting) -> None:
+    """Whatever their layouts are: vLLM's connectors compare them themselves."""
+    setting.add("p", "prefill", kv_connector="nixl-pull")
+    setting.add("d", "decode", kv_connector="nixl-pull", geometry=geometry(dtype="bfloat16"))
+    setting.add("ours", "decode")
+    assert setting.fleet.connected_pairs == {("inc-p", "inc-d")}
+    assert ("pair", "p", "d") in setting.observer.news
+    assert not [message for _to, message in setting.channel.take() if isinstance(message, ConnectPeer)]
+    prefill, ours = setting.fleet.by_id("p"), setting.fleet.by_id("ours")
+    assert prefill is not None and ours is not None
+    told = "kv_connector is 'nixl-pull' on prefill and 'layerwise' on decode"
+    assert str(pair_mismatch(prefill, ours)) == told
+
+
 def test_numbers_of_blocks_may_differ(setting: Setting) -> None:
     assert (
         pair_mismatch(

@@ -148,6 +148,21 @@ async def test_remote_request_goes_to_both_at_once() -> None:
     assert dispatcher.prompts == [(3, 2)]
 
 
+async def test_where_decode_pulls_only_prefill_is_told_at_first() -> None:
+    route = Route("p1", "d1", "decode", "nixl-pull")
+    dispatcher = ScriptedDispatcher([route], [])
+    outputs = life_of(dispatcher).outputs(1, 1.0)
+    first = asyncio.create_task(anext(outputs))
+    await asyncio.sleep(0)
+    ((to, submit),) = dispatcher.told
+    assert isinstance(submit, Submit) and (to, submit.purpose) == ("p1", "prefill")
+    (attempt,) = dispatcher.opened
+    assert attempt.pull is not None and attempt.pull.purpose == "generate"
+    says((1, "a"), (2, "b"), finish="length")(attempt)
+    assert joined([await first]) == ([2], "b"), "nobody reads what prefill sampled"
+    await outputs.aclose()
+
+
 async def test_local_request_goes_to_one() -> None:
     dispatcher = ScriptedDispatcher([LOCAL], [says((1, "a"), finish="stop")])
     assert joined(await outputs_of(dispatcher)) == ([1], "a")

@@ -6,10 +6,21 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from vllm_environment import vllm_command
 
 HERE = Path(__file__).parent
-CHECKS = sorted(HERE.glob("*_checks.py"))
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(),
+        reason="no CUDA device: layers' events and piecewise graphs of a running engine were not looked at",
+    ),
+]
+CHECKS = [
+    pytest.param(path, id=path.stem, marks=ON_GPU if path.stem == "gpu_checks" else ())
+    for path in sorted(HERE.glob("*_checks.py"))
+]
 LIMIT_S = 240.0
 
 pytestmark = [
@@ -19,7 +30,7 @@ pytestmark = [
 ]  # the environment may have to be built
 
 
-@pytest.mark.parametrize("checks", CHECKS, ids=[path.stem for path in CHECKS])
+@pytest.mark.parametrize("checks", CHECKS)
 def test_checks_pass_where_vllm_is(checks: Path, tmp_path: Path) -> None:
     pytest_options = ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'checks'}"]
     pytest_options += ["-o", "filterwarnings=ignore"]  # vLLM's imports warn of much

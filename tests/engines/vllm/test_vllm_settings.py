@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dynrt.engines.config import engine_args_for, engine_args_of
+from dynrt.engines.config import check_kv_connector, engine_args_for, engine_args_of
 from dynrt.engines.vllm.versions import check_version
 from dynrt.runtime.errors import ConfigError
+from dynrt.transfer.options import TransferOptions
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.5", "0.32.1+cpu"])
@@ -48,3 +49,12 @@ def test_engine_args_of_one_pool_win_over_those_of_all() -> None:
 def test_engine_arg_for_a_pool_that_is_none() -> None:
     with pytest.raises(ConfigError, match="--engine-arg both:block_size: a pool is prefill or decode"):
         engine_args_of("vllm", ["both:block_size=64"])
+
+
+def test_own_connector_is_vllms_alone() -> None:
+    check_kv_connector("layerwise", "native", TransferOptions(verify=True))
+    check_kv_connector("nixl-pull", "vllm", TransferOptions())
+    with pytest.raises(ConfigError, match="nixl-pull is vLLM's own, for --engine vllm; --engine is 'native'"):
+        check_kv_connector("nixl-pull", "native", TransferOptions())
+    with pytest.raises(ConfigError, match="--verify-kv checks what the layer-wise push brings"):
+        check_kv_connector("nixl-pull", "vllm", TransferOptions(verify=True))

@@ -1,0 +1,184 @@
+"""`dynrt serve --engine vllm --kv-connector nixl-pull`, through HTTP: vLLM's own NixlConnector moves all KV."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import live_server
+import pytest
+import pytest_asyncio
+from live_server import Command, client_of, command, completion, eventually, holds_nothing, metrics_of, prompt
+from tiny_model import write_tiny_model
+from vllm_environment import vllm_command
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.timeout(1200),  # the environment may have to be built
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+START_S = 300.0
+ANSWER_S = 120.0
+LEASE_S = 45.0  # vLLM's on a prompt that nobody reads is 30 s; the machine may be busy
+CHUNK = 32  # tokens in a step
+LONG = 1500  # tokens: 47 steps
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
+    folder = tmp_path_factory.mktemp("own")
+    model_dir = write_tiny_model(folder / "llama", hidden=256, head_size=32)
+    options = ["--engine", "vllm", "--kv-connector", "nixl-pull", "--dtype", "float32", "--threads", 1]
+    options += ["--local-prefill", "never", "--kv-blocks", 64, "--max-batch-tokens", CHUNK]
+    program = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_server, "dynrt_command", lambda: program)
+        async with command(folder / "log", "serve", model_dir, "--port", 0, *options) as server:
+            line = await server.line(START_S)
+            assert line, server.log
+            server.url = line.split()[-1]
+            yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(server: Command) -> AsyncIterator[aiohttp.ClientSession]:
+    """At the end of a test, all blocks are free on both engines."""
+    async with client_of(server.url) as session:
+        yield session
+        await eventually(lambda: is_at_rest(session), LEASE_S)
+
+
+async def is_at_rest(session: aiohttp.ClientSession) -> bool:
+    return holds_nothing(await metrics_of(session))
+
+
+async def token_ids(
+    session: aiohttp.ClientSession, prompt_ids: list[int], max_tokens: int = 24, **fields: Any
+) -> list[int]:
+    body = completion(prompt_ids, max_tokens, return_token_ids=True, **fields)
+    limit = aiohttp.ClientTimeout(ANSWER_S)
+    async with session.post("/v1/completions", json=body, timeout=limit) as response:
+        assert response.status == 200, await response.text()
+        answer = await response.json()
+        ids: list[int] = answer["choices"][0]["token_ids"]
+        return ids
+
+
+async def alone(session: aiohttp.ClientSession, prompt_ids: list[int]) -> list[int]:
+    """What decode answers if it computes the prompt itself, without a prefix hit."""
+    return await token_ids(session, prompt_ids, dynrt={"local_prefill": "always"}, cache_salt="alone")
+
+
+async def committed(session: aiohttp.ClientSession) -> float:
+    return (await metrics_of(session))['dynrt_handoffs_total{outcome="committed"}']
+
+
+def pids(server: Command) -> dict[str, int]:
+    """The engines' process ids, by worker: of each the one that registered last."""
+    found = re.findall(r"worker registered worker=(\S+) .*pid=(\d+)", server.log)
+    return {worker: int(pid) for worker, pid in found}
+
+
+@pytest.mark.parametrize("num_tokens", [1, 31, 33, 64, 500])
+async def test_pulled_is_computed_alone(session: aiohttp.ClientSession, num_tokens: int) -> None:
+    prompt_ids = prompt(num_tokens, seed=num_tokens)
+    expected = await alone(session, prompt_ids)
+    committed_before = await committed(session)
+    assert await token_ids(session, prompt_ids, cache_salt="pulled") == expected
+    again = await token_ids(session, [*prompt_ids, 7], cache_salt="pulled")  # hits on both engines
+    assert again == await alone(session, [*prompt_ids, 7])
+    assert await committed(session) == committed_before + 2, "decode computed a prompt's last token, no other"
+
+
+async def test_several_at_once(session: aiohttp.ClientSession) -> None:
+    prompts = [prompt(20 + 45 * number, seed=50 + number) for number in range(6)]
+    expected = [await alone(session, prompt_ids) for prompt_ids in prompts]
+    committed_before = await committed(session)
+    answers = await asyncio.gather(*(token_ids(session, ids, cache_salt="at once") for ids in prompts))
+    assert answers == expected
+    assert await committed(session) == committed_before + len(prompts)
+
+
+async def test_clients_that_leave(session: aiohttp.ClientSession) -> None:
+    """While decode generates, and while prefill computes."""
+    asked = []
+    for worker, num_tokens, max_tokens in (("decode-0", 40, 1900), ("prefill-0", LONG, 24)):
+        ids = prompt(num_tokens, seed=num_tokens)
+        asked.append(asyncio.create_task(token_ids(session, ids, max_tokens, cache_salt="left")))
+        await eventually(lambda worker=worker: runs(session, worker), ANSWER_S)
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def runs(session: aiohttp.ClientSession, *workers: str) -> bool:
+    metrics = await metrics_of(session)
+    return all(metrics[f'dynrt_worker_requests{{state="running",worker="{worker}"}}'] for worker in workers)
+
+
+async def test_prefill_killed_while_it_computes(session: aiohttp.ClientSession, server: Command) -> None:
+    prompt_ids = prompt(LONG, seed=1)
+    expected = await alone(session, prompt_ids)
+    answer = asyncio.create_task(token_ids(session, prompt_ids, cache_salt="killed"))
+    await eventually(lambda: runs(session, "prefill-0"), ANSWER_S)
+    await kill_prefill(server)
+    assert await answer == expected
+
+
+async def test_prefill_gone_before_decode_has_read(session: aiohttp.ClientSession, server: Command) -> None:
+    """It hangs, so that decode computes the prompt; it dies, so that the request starts again; both before they met."""
+    await eventually(lambda: server.log.count("pair connected") == 2, START_S)
+    first, second = prompt(200, seed=2), prompt(200, seed=3)
+    expected = [await alone(session, prompt_ids) for prompt_ids in (first, second)]
+    failed_before = (await metrics_of(session))['dynrt_handoffs_total{outcome="failed"}']
+
+    async with unread(session, server, first) as answer:
+        os.kill(pids(server)["prefill-0"], signal.SIGSTOP)
+    await server.logged("handshake_failed", ANSWER_S)
+    os.kill(pids(server)["prefill-0"], signal.SIGCONT)
+    assert await answer == expected[0]
+    failed = (await metrics_of(session))['dynrt_handoffs_total{outcome="failed"}']
+    assert failed == failed_before + 1, "decode tells that it had to compute"
+
+    async with unread(session, server, second) as answer:
+        await kill_prefill(server)
+    assert await answer == expected[1]
+
+
+@asynccontextmanager
+async def unread(
+    session: aiohttp.ClientSession, server: Command, prompt_ids: list[int]
+) -> AsyncIterator[asyncio.Task[list[int]]]:
+    """A request whose prompt waits on prefill, to be read by decode, which stands still in the body."""
+    decode = pids(server)["decode-0"]
+    kept_before = await kept_blocks(session)
+    os.kill(decode, signal.SIGSTOP)
+    try:
+        answer = asyncio.create_task(token_ids(session, prompt_ids, cache_salt="unread"))
+        await eventually(lambda: keeps_more(session, kept_before), ANSWER_S)
+        yield answer
+    finally:
+        os.kill(decode, signal.SIGCONT)
+
+
+async def keeps_more(session: aiohttp.ClientSession, kept_before: float) -> bool:
+    return await kept_blocks(session) > kept_before and not await runs(session, "prefill-0")
+
+
+async def kept_blocks(session: aiohttp.ClientSession) -> float:
+    return (await metrics_of(session))['dynrt_kv_blocks{state="active",worker="prefill-0"}']
+
+
+async def kill_prefill(server: Command) -> None:
+    num_lost = server.log.count("worker lost")
+    os.kill(pids(server)["prefill-0"], signal.SIGKILL)
+    await eventually(lambda: server.log.count("worker lost") > num_lost)
