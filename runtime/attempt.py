@@ -65,9 +65,7 @@ class Attempt:
         self.first_token_from = first_token_from
         self.sampled: FirstToken | None = None  # by prefill, for decode to go on behind
         self.holds: HandoffId | None = None  # a handoff whose pins this local attempt makes use of
-        self.pull: Submit | None = (
-            None  # for decode behind prefill's token, where it fetches the KV by itself
-        )
+        self.pull: Submit | None = None  # for decode, once the prompt is computed, where it fetches the KV
         self.times = HandoffTimes()
         self.stage = StageTimes(prefill, decode)
         self.request_times = request_times if request_times is not None else RequestTimes(0.0)
