@@ -1,5 +1,7 @@
-"""The planner keeps nobody from the event loop, whatever comes at it. Time is the loop thread's CPU time: a busy
-machine makes it no longer.
+"""The planner keeps nobody from the event loop, whatever comes at it.
+
+Time is the loop thread's CPU time. What a busy machine adds to that, as others take its caches away, it adds to the
+planner's own plans as well: these are the measure of what a turn may take.
 """
 
 from __future__ import annotations
@@ -10,18 +12,21 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
+from statistics import median
 
 from registrations import registration
 
 from dynrt.planner.events import ROOT, BlocksRemoved, BlocksStored, CacheEvents, CacheSnapshot
 from dynrt.planner.plan import PlanRequest
 from dynrt.planner.planner import Planner
+from dynrt.runtime.actor import TURN_S
+from dynrt.runtime.loop import freeze_start
 from dynrt.runtime.messages import SnapshotRequest
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import CacheSeen, PairUp, PlannerActor, PlannerMessage, WorkerUp
 from dynrt.transfer.layout import KvGeometry
 
-LIMIT_S = 0.005
+PLANS = 8  # a turn may take their time beyond its end: for the message that is under way, for garbage
 ATTEMPTS = 4
 EVENTS_A_SECOND = 50_000
 FLOOD_S = 0.5
@@ -35,16 +40,39 @@ GEOMETRY = KvGeometry(2, 4096, SIZE, num_kv_heads=1, head_size=4, dtype="float32
 
 
 class LongestTurn:
-    """The most CPU time that passed in the loop's thread between two turns of one task."""
+    """The most CPU time that passed in the loop's thread between two turns of one task, less what is left out."""
 
     def __init__(self) -> None:
         self.cpu_s = 0.0
+        self._left_out_s = 0.0
 
     async def watch(self) -> None:
         while True:
-            began = time.thread_time()
+            began = time.thread_time() - self._left_out_s
             await asyncio.sleep(0)
-            self.cpu_s = max(self.cpu_s, time.thread_time() - began)
+            self.cpu_s = max(self.cpu_s, time.thread_time() - self._left_out_s - began)
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """The test's own work."""
+        began = time.thread_time()
+        yield
+        self._left_out_s += time.thread_time() - began
+
+
+async def plan_cpu_s(actor: PlannerActor, random: Random) -> float:
+    """What a plan costs here and now, on a planner that has nothing else to do."""
+    costs_s = []
+    for number in range(5):
+        request = request_of(number.to_bytes(16, "little"), random)
+        began = time.thread_time()
+        await actor.ask(request, 60.0)
+        costs_s.append(time.thread_time() - began)
+    return median(costs_s)
+
+
+def request_of(key: bytes, random: Random) -> PlanRequest:
+    return PlanRequest(key, "", random.randbytes(PROMPT_TOKENS * 4), 10)
 
 
 @asynccontextmanager
@@ -61,12 +89,13 @@ async def watched(actor: PlannerActor) -> AsyncIterator[LongestTurn]:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """The test's own objects, its flood among them, are no part of a runtime's work: none is looked at for garbage."""
-    gc.collect()
-    gc.freeze()
+    """Garbage is looked for as in a runtime that is up; the test's own objects, its flood too, are none of it."""
+    thresholds = gc.get_threshold()
+    freeze_start()
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 
@@ -108,11 +137,12 @@ def flood(random: Random, num_events: int) -> list[PlannerMessage]:
 
 
 async def test_a_flood_of_events_with_plans_between() -> None:
-    # Whatever else runs on this core takes its caches away now and then, and lengthens a turn: not in each of these.
-    assert min([await _longest_turn_in_flood(seed) for seed in range(ATTEMPTS)]) < LIMIT_S
+    # A turn that was interrupted for long is dearer than it was to be: not in each of these.
+    assert min([await _turn_in_flood(seed) for seed in range(ATTEMPTS)]) < 1.0
 
 
-async def _longest_turn_in_flood(seed: int) -> float:
+async def _turn_in_flood(seed: int) -> float:
+    """The longest turn, as a share of what it may be."""
     random = Random(seed)
     messages = flood(random, int(EVENTS_A_SECOND * FLOOD_S))
     actor = new_fleet()
@@ -120,22 +150,25 @@ async def _longest_turn_in_flood(seed: int) -> float:
     with frozen():
         async with watched(actor) as longest:
             for first in range(0, len(messages), BURST):
-                for message in messages[first : first + BURST]:
-                    actor.tell(message)
-                request = PlanRequest(first.to_bytes(16, "big"), "", random.randbytes(PROMPT_TOKENS * 4), 10)
+                with longest.left_out():
+                    for message in messages[first : first + BURST]:
+                        actor.tell(message)
+                    request = request_of(first.to_bytes(16, "big"), random)
                 plans.append(asyncio.create_task(actor.ask(request, 60.0)))
                 await asyncio.sleep(BURST / EVENTS_A_SECOND)
             await asyncio.gather(*plans)
+            turn_s = longest.cpu_s
+            allowed_s = TURN_S + PLANS * await plan_cpu_s(actor, random)
     assert len(plans) > 10
     assert actor.incomplete_workers == 0
-    return longest.cpu_s
+    return turn_s / allowed_s
 
 
 async def test_a_large_snapshot() -> None:
-    assert min([await _longest_turn_with_snapshot(seed) for seed in range(ATTEMPTS)]) < LIMIT_S
+    assert min([await _turn_with_snapshot(seed) for seed in range(ATTEMPTS)]) < 1.0
 
 
-async def _longest_turn_with_snapshot(seed: int) -> float:
+async def _turn_with_snapshot(seed: int) -> float:
     random = Random(seed)
     stored = [
         BlocksStored(ROOT, list(range(first, first + BLOCKS)), random.randbytes(BLOCKS * SIZE * 4))
@@ -148,5 +181,7 @@ async def _longest_turn_with_snapshot(seed: int) -> float:
             actor.tell(CacheSeen("p0", CacheSnapshot(1000, stored)))
             request = PlanRequest(bytes(16), "", known + random.randbytes(4), 10, "never")
             plan = await actor.ask(request, 60.0)
+            turn_s = longest.cpu_s
+            allowed_s = TURN_S + PLANS * await plan_cpu_s(actor, random)
     assert plan.prefill_hit_tokens == BLOCKS * SIZE
-    return longest.cpu_s
+    return turn_s / allowed_s
