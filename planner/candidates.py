@@ -6,8 +6,8 @@ Only the last needs the pair: sorted by their own parts, most pairs are ruled ou
 
 from __future__ import annotations
 
-from heapq import nsmallest
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -66,7 +66,7 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def local_score_ms(self) -> float:
         """The score of doing it all here."""
-        return self.prefill_score_ms + self.batch_ms + self.interruption_ms
+        return self.queue_ms + self.compute_ms + self.extra_ms + self.batch_ms + self.interruption_ms
 
     @property
     def decode_ms(self) -> float:
@@ -122,7 +122,7 @@ def see_worker(
 
 def best_local(candidates: list[Candidate]) -> list[Choice]:
     """The two best, the best first."""
-    best = nsmallest(2, candidates, key=lambda candidate: candidate.local_score_ms)
+    best = sorted(candidates, key=attrgetter("local_score_ms"))[:2]
     return [candidate.local_choice() for candidate in best]
 
 

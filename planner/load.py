@@ -40,14 +40,12 @@ class Load:
         self._block_size = block_size
         self._prefills: dict[bytes, _Prefill] = {}  # in the order in which they were planned
         self._decodes: dict[bytes, _Decode] = {}
+        self.prefill_requests = 0
+        self.decode_requests = 0  # that decode here or will, once their prefill is done
         self._tokens = self._context = 0  # sums over _prefills
         self._kv_tokens = self._new_kv_tokens = 0  # sums over _decodes
         self._reported_decode_kv_tokens = 0
         self._reported_held_tokens = 0
-
-    @property
-    def prefill_requests(self) -> int:
-        return len(self._prefills)
 
     @property
     def prefill_tokens(self) -> int:
@@ -58,11 +56,6 @@ class Load:
     def prefill_context(self) -> int:
         """Σ(end² - start²) of the prompt tokens to be computed."""
         return self._context
-
-    @property
-    def decode_requests(self) -> int:
-        """Requests that decode here or will, once their prefill is done."""
-        return len(self._decodes)
 
     @property
     def decode_kv_tokens(self) -> int:
@@ -80,12 +73,14 @@ class Load:
         assert 0 <= uncached_tokens <= prompt_tokens, (uncached_tokens, prompt_tokens)
         self.end_prefill(key)
         prefill = self._prefills[key] = _Prefill(prompt_tokens, uncached_tokens)
+        self.prefill_requests = len(self._prefills)
         self._tokens += prefill.left
         self._context += prefill.context
 
     def plan_decode(self, key: bytes, kv_tokens: int, new_kv_tokens: int) -> None:
         self._end_decode(key)
         self._decodes[key] = _Decode(kv_tokens, new_kv_tokens)
+        self.decode_requests = len(self._decodes)
         self._kv_tokens += kv_tokens
         self._new_kv_tokens += new_kv_tokens
 
@@ -93,6 +88,7 @@ class Load:
         """The request's first token is here, or its prefill is off."""
         prefill = self._prefills.pop(key, None)
         if prefill is not None:
+            self.prefill_requests = len(self._prefills)
             self._tokens -= prefill.left
             self._context -= prefill.context
         self._forget_reports_if_idle()
@@ -125,6 +121,7 @@ class Load:
     def _end_decode(self, key: bytes) -> None:
         decode = self._decodes.pop(key, None)
         if decode is not None:
+            self.decode_requests = len(self._decodes)
             self._kv_tokens -= decode.kv_tokens
             self._new_kv_tokens -= decode.new_kv_tokens
 

@@ -8,7 +8,6 @@ import random
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
@@ -322,14 +321,14 @@ class Runtime:
         failure: Exception | None = None
         self._attempts.open_requests += 1
         try:
-            async with aclosing(outputs):
-                async for output in outputs:
-                    self._attempts.output_passed(life)
-                    yield output
+            async for output in outputs:
+                self._attempts.output_passed(life)
+                yield output
         except Exception as error:
             failure = error
             raise
         finally:
+            await outputs.aclose()
             self._attempts.request_ended(life, trace, failure)
 
     def _begin(self, request: GenerateRequest, sink: FrameSink | None) -> tuple[RequestLife, Trace]:

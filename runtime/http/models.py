@@ -19,12 +19,12 @@ def find_model(backend: Backend, name: str) -> ModelCard:
         raise NoWorkerError(f"no model is served yet: {backend.ready() or 'it is loading'}; try again later")
     if not name and len(cards) == 1:
         return cards[0]
-    served = ", ".join(card.name for card in cards)
-    if not name:
-        raise InvalidRequestError(f"model is missing; name one of {served}", param="model")
     for card in cards:
         if card.name == name:
             return card
+    served = ", ".join(card.name for card in cards)
+    if not name:
+        raise InvalidRequestError(f"model is missing; name one of {served}", param="model")
     raise ModelNotFoundError(f"the model {shown(name)} is not served here; served: {served}", param="model")
 
 

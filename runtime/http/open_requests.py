@@ -18,12 +18,12 @@ class OpenRequests:
     def __init__(self) -> None:
         self.ending = False  # announced: new requests are still taken
         self.draining = False
-        self._cuts: set[asyncio.Timeout] = set()
+        self._open: set[Admission] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __len__(self) -> int:
-        return len(self._cuts)
+        return len(self._open)
 
     def admit(self) -> Admission:
         """Raises OverloadedError at once while draining, and out of the body when `drain` runs out of time."""
@@ -38,38 +38,46 @@ class OpenRequests:
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
         except TimeoutError:
-            now = asyncio.get_running_loop().time()
-            for cut in self._cuts:
-                cut.reschedule(now)
+            for admission in self._open:
+                admission.cut()
 
-    def enter(self, cut: asyncio.Timeout) -> None:
-        self._cuts.add(cut)
-        self._idle.clear()
+    def enter(self, admission: Admission) -> None:
+        if not self._open:
+            self._idle.clear()
+        self._open.add(admission)
 
-    def leave(self, cut: asyncio.Timeout) -> None:
-        self._cuts.discard(cut)
-        if not self._cuts:
+    def leave(self, admission: Admission) -> None:
+        self._open.discard(admission)
+        if not self._open:
             self._idle.set()
 
 
 class Admission:
-    """See OpenRequests.admit; a generator would cost every request some more."""
+    """See OpenRequests.admit. A cut works as asyncio.timeout does, which costs every request twice as much."""
 
     def __init__(self, requests: OpenRequests) -> None:
         self._requests = requests
-        self._cut = asyncio.timeout(None)
+        self._is_cut = False
 
-    async def __aenter__(self) -> None:
-        await self._cut.__aenter__()
-        self._requests.enter(self._cut)
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a request is served by a task"
+        self._task = task
+        self._cancels_before = task.cancelling()
+        self._requests.enter(self)
 
-    async def __aexit__(
+    def cut(self) -> None:
+        self._is_cut = True
+        self._task.cancel()
+
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._requests.leave(self._cut)
-        try:
-            await self._cut.__aexit__(kind, error, trace)
-        except TimeoutError:  # by the cut: the body's own is not raised here
+        self._requests.leave(self)
+        if not self._is_cut:
+            return
+        is_ours_alone = self._task.uncancel() <= self._cancels_before  # else the client has left as well
+        if is_ours_alone and kind is asyncio.CancelledError:
             raise _ending("could not finish this request in time") from None
 
 

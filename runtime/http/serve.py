@@ -29,7 +29,7 @@ from dynrt.runtime.http.parameters.shared import Parameters
 from dynrt.runtime.http.request_record import RequestRecord, record_of
 from dynrt.runtime.http.sse import OPENAI_ENDING, ClientLeftError, Ending, EventStream
 from dynrt.runtime.messages import SamplingParams
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard, Operation
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -59,10 +59,9 @@ def make_job(
 ) -> Job:
     """The job for `prompts` (packed ids), as asked."""
     record = record_of(request)
-    record.prompt_tokens = sum(len(prompt_ids) for prompt_ids, _ in prompts) // 4
-    one_each = [
-        _generate_request(request, asked, card, prompt_ids, sampling) for prompt_ids, sampling in prompts
-    ]
+    record.prompt_tokens = sum([len(prompt_ids) for prompt_ids, _ in prompts]) // 4
+    operation: Operation = "text_completion" if request.path == "/v1/completions" else "chat"
+    one_each = [_generate_request(record, operation, asked, card, *prompt) for prompt in prompts]
     return Job(
         requests=with_own_ids([choice for one in one_each for choice in requests_for_choices(one, asked.n)]),
         choices_per_prompt=asked.n,
@@ -86,18 +85,23 @@ def shown(asked: Parameters, backend: Backend, logprobs: int | None) -> Shown:
 
 
 def _generate_request(
-    request: web.Request, asked: Parameters, card: ModelCard, prompt_ids: bytes, sampling: SamplingParams
+    record: RequestRecord,
+    operation: Operation,
+    asked: Parameters,
+    card: ModelCard,
+    prompt_ids: bytes,
+    sampling: SamplingParams,
 ) -> GenerateRequest:
     return GenerateRequest(
         prompt_ids=prompt_ids,
         sampling=sampling,
         model=card.name,
-        request_id=record_of(request).request_id,
+        request_id=record.request_id,
         salt=asked.salt,
         priority=asked.priority,
         seeded=asked.seeded,
-        traceparent=record_of(request).traceparent,
-        operation="text_completion" if request.path == "/v1/completions" else "chat",
+        traceparent=record.traceparent,
+        operation=operation,
         local_prefill=asked.local_prefill,
     )
 
@@ -117,9 +121,10 @@ async def serve(request: web.Request, prepare: Prepare, ending: Ending = OPENAI_
 
 
 async def _run(request: web.Request, prepare: Prepare, events: EventStream) -> web.StreamResponse:
-    backend = request.app[BACKEND]
+    app = request.app
+    backend = app[BACKEND]
     record = record_of(request)
-    async with request.app[OPEN_REQUESTS].admit():
+    with app[OPEN_REQUESTS].admit():
         if backend.draining():
             raise OverloadedError("the server is draining and takes no new requests; try again later")
         job = await prepare(request)

@@ -22,7 +22,13 @@ from dynrt.runtime.http.openai.conversation import MESSAGES
 from dynrt.runtime.http.openai.replies import Reply, Shown
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.model_limits import complete_sampling, sampling_for_model, truncated
-from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema, boolean, integer
+from dynrt.runtime.http.parameters.request_schema import (
+    Parameter,
+    ParameterSet,
+    body_schema,
+    boolean,
+    integer,
+)
 from dynrt.runtime.http.parameters.sampling import MAX_LOGPROBS
 from dynrt.runtime.http.parameters.shared import MAX_TOKENS, SHARED, read_parameters
 from dynrt.runtime.http.parameters.unsupported import CHAT, refuse_unsupported
@@ -85,7 +91,7 @@ async def prepare_chat(request: web.Request, fields: Fields, new_reply: NewReply
         has_grammar=asked.grammar is not None,
     )
     complete = complete_sampling(
-        msgspec.structs.replace(asked, max_tokens_param=fields.param(asked.max_tokens_param)),
+        asked,
         partial(sampling, shown_special_tokens=_shown_tokens(sampling, plan)),
         card,
         len(prompt_ids) // 4,
@@ -120,14 +126,14 @@ def _reply(chat: PreparedChat, request_id: str, created: int, model: str) -> Rep
 def read_conversation(fields: Fields) -> Conversation:
     """Problems are left with `fields`."""
     messages = MESSAGES.read(fields)
-    continues = CONTINUE_FINAL_MESSAGE.read(fields)
+    options = _TEMPLATE_OPTIONS.read(fields)
+    continues, effort = options["continue_final_message"], options["reasoning_effort"]
     begins = fields.boolean("add_generation_prompt", not continues)
     if continues and begins:
         fields.refuse("continue_final_message", "it must be false where add_generation_prompt is true")
     if continues and messages and messages[-1].get("role") != "assistant":
         fields.refuse("continue_final_message", "it must be false, or the last message be the assistant's")
-    effort = REASONING_EFFORT.read(fields)
-    kwargs = ({} if effort is None else {"reasoning_effort": effort}) | TEMPLATE_KWARGS.read(fields)
+    kwargs = ({} if effort is None else {"reasoning_effort": effort}) | options["chat_template_kwargs"]
     return Conversation(messages, begins and not continues, continues, kwargs, read_tool_use(fields))
 
 
@@ -176,6 +182,7 @@ REASONING_EFFORT = Parameter[str | None](
     None,
 )
 
+_TEMPLATE_OPTIONS = ParameterSet((CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS, REASONING_EFFORT))
 CONVERSATION: tuple[Parameter[Any], ...] = (
     MESSAGES, ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS, REASONING_EFFORT, *TOOL_PARAMETERS,
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from dynrt.runtime.http.parameters.fields import Fields, Problems
+from dynrt.runtime.http.parameters.fields import Fields
 from dynrt.runtime.http.parameters.grammars import GRAMMAR, AskedGrammar, read_grammar
 from dynrt.runtime.http.parameters.request_schema import Parameter, ParameterSet, boolean, integer, string
 from dynrt.runtime.http.parameters.sampling import MAX_INT32, MAX_LOGPROBS, SAMPLING, read_sampling
@@ -25,6 +25,11 @@ class Truncation(msgspec.Struct, frozen=True):
 
     tokens: int  # so many; WHAT_FITS: those that leave room for the answer
     side: Literal["left", "right"]  # where the others are cut off
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -73,11 +78,11 @@ def read_parameters(
     return Parameters(
         model=values["model"],
         stream=values["stream"],
-        include_usage=options.boolean("include_usage", False),
-        continuous_usage=options.boolean("continuous_usage_stats", False),
+        include_usage=options.include_usage,
+        continuous_usage=options.continuous_usage_stats,
         n=n,
         max_tokens=older if newer is None else newer,
-        max_tokens_param="max_tokens" if newer is None else "max_completion_tokens",
+        max_tokens_param=fields.param("max_tokens" if newer is None else "max_completion_tokens"),
         sampling=read_sampling(fields, logprobs, max(wanted_of_prompt, default=None)),
         grammar=read_grammar(fields),
         shows_special_tokens=not values["skip_special_tokens"],
@@ -108,10 +113,13 @@ def _read_truncation_side(fields: Fields) -> Literal["left", "right"]:
     return "right" if side == "right" else "left"
 
 
-def _read_stream_options(fields: Fields) -> Fields:
+def _read_stream_options(fields: Fields) -> StreamOptions:
     if fields.values.get("stream") in (None, False):
         fields.refuse("stream_options", "it must be left out, or stream be true")
-    return fields.child("stream_options")
+    options = fields.child("stream_options")
+    return StreamOptions(
+        options.boolean("include_usage", False), options.boolean("continuous_usage_stats", False)
+    )
 
 
 def _read_dynrt(fields: Fields) -> LocalPrefill | None:
@@ -139,7 +147,7 @@ STREAM_OPTIONS = Parameter(
         },
     },
     _read_stream_options,
-    Fields({}, Problems()),
+    StreamOptions(),
 )
 N = integer("n", f"Choices; those of all prompts together at most {MAX_CHOICES}.", 1, 1, MAX_CHOICES)
 BEST_OF = integer("best_of", "Taken for the sake of old clients, if it is at most n.", 1, 1, MAX_CHOICES)
