@@ -27,15 +27,16 @@ def _variables(config: EngineConfig) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler, worker and connector in the compute thread
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else every engine of a host binds itself to the same core
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # rank processes: threads do not survive a fork
-        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "0",  # they end on SIGTERM, not on what comes before: 5 s for nothing
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",  # whole hashes: 64 bits of them may collide
         "VLLM_CONFIGURE_LOGGING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the model is a directory
     }
-    if config.threads is not None:
-        variables["OMP_NUM_THREADS"] = str(config.threads)
-    if version("torch").endswith("+cpu") and "enforce_eager" not in config.engine_args:
+    on_cpu = version("torch").endswith("+cpu")
+    threads = config.threads if config.threads is not None or not on_cpu else _share_of_cores(config)
+    if threads is not None:
+        variables["OMP_NUM_THREADS"] = str(threads)
+    if on_cpu and "enforce_eager" not in config.engine_args:
         # Eager means the model. Log probabilities would still be compiled, 15 s long, in the first step with some.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     return variables
@@ -50,3 +51,12 @@ def _side_channel() -> dict[str, str]:
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
         "UCX_RCACHE_MAX_UNRELEASED": "1024",  # vLLM sets it too, but not once NIXL is imported
     }
+
+
+def _share_of_cores(config: EngineConfig) -> int | None:
+    """Threads of each rank, where there are several: OpenMP takes all cores for each. None: that is right."""
+    arguments = {name.replace("-", "_"): text for name, text in config.engine_args.items()}
+    num_ranks = arguments.get("tensor_parallel_size", "1")
+    if not num_ranks.isdecimal() or int(num_ranks) < 2:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // int(num_ranks))
