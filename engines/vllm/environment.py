@@ -33,7 +33,7 @@ def _variables(config: EngineConfig) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",  # the model is a directory
     }
     on_cpu = version("torch").endswith("+cpu")
-    threads = config.threads if config.threads is not None or not on_cpu else _share_of_cores(config)
+    threads = openmp_threads(config) if on_cpu else config.threads
     if threads is not None:
         variables["OMP_NUM_THREADS"] = str(threads)
     if on_cpu and "enforce_eager" not in config.engine_args:
@@ -53,10 +53,10 @@ def _side_channel() -> dict[str, str]:
     }
 
 
-def _share_of_cores(config: EngineConfig) -> int | None:
-    """Threads of each rank, where there are several: OpenMP takes all cores for each. None: that is right."""
+def openmp_threads(config: EngineConfig) -> int | None:
+    """Of each process that computes; None: all cores, as OpenMP would choose, which is too many for several ranks."""
     arguments = {name.replace("-", "_"): text for name, text in config.engine_args.items()}
     num_ranks = arguments.get("tensor_parallel_size", "1")
-    if not num_ranks.isdecimal() or int(num_ranks) < 2:
-        return None
+    if config.threads is not None or not num_ranks.isdecimal() or int(num_ranks) < 2:
+        return config.threads
     return max(1, len(os.sched_getaffinity(0)) // int(num_ranks))

@@ -155,3 +155,4 @@ async def test_ranks_do_not_outlive_their_engine(pair: ServedRuntime) -> None:
     ranks = ranks_of(engine)
     os.kill(engine, signal.SIGKILL)
     await eventually(lambda: not any(is_alive(pid) for pid in ranks), END_S)
+    await eventually(lambda: pair.runtime.pids().get("decode-0") != engine, END_S)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+import torch
 from tiny_model import write_tiny_model
 from vllm_bench import random_prompt
 from vllm_pair import Pair, Worker
@@ -95,6 +96,26 @@ def test_cancelled_in_mid_push(rig: Rig) -> None:
     assert rig.pair.expect(rig.two, Quiesced).clean
     rig.pair.expect(rig.one, Drained)
     rig.pair.run_until(lambda: not any(w.engine.load().blocks_active for w in (rig.one, rig.two)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_each_rank_has_its_own_gpu(config: EngineConfig) -> None:
+    from dynrt.engines.vllm.engine import VllmEngine
+
+    on_gpus = msgspec.structs.replace(config, dtype="bfloat16", kv_blocks=None)
+    ranks = {"tensor_parallel_size": "2", "gpu_memory_utilization": "0.3"}
+    two = Worker("two-gpus", VllmEngine(msgspec.structs.replace(on_gpus, engine_args=ranks)), verify=False)
+    alone = {"gpu_memory_utilization": "0.3"}
+    one = Worker("one-gpu", VllmEngine(msgspec.structs.replace(on_gpus, engine_args=alone)), verify=False)
+    assert [rank.device for rank in two.engine.kv_memory()] == [0, 1]
+    pair, prompt = Pair(one, two), random_prompt(300, seed=10)
+    for source, target in ((one, two), (two, one)):
+        local = target.local(prompt, pair.new_id(), salt="local")
+        handed = pair.hand_off(source, target, prompt, salt="handed")
+        assert handed[0] == local[0], "later ones may differ by rounding"
+    one.stop()
+    two.stop()
 
 
 def test_what_cannot_be_mapped_names_the_field(rig: Rig) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from dynrt.engines.config import check_kv_connector, engine_args_for, engine_args_of
+from dynrt.engines.config import EngineConfig, check_kv_connector, engine_args_for, engine_args_of
+from dynrt.engines.vllm.environment import openmp_threads
 from dynrt.engines.vllm.versions import check_version
 from dynrt.runtime.errors import ConfigError
 from dynrt.transfer.options import TransferOptions
@@ -58,3 +61,15 @@ def test_own_connector_is_vllms_alone() -> None:
         check_kv_connector("nixl-pull", "native", TransferOptions())
     with pytest.raises(ConfigError, match="--verify-kv checks what the layer-wise push brings"):
         check_kv_connector("nixl-pull", "vllm", TransferOptions(verify=True))
+
+
+def test_ranks_share_the_cores_unless_told_otherwise() -> None:
+    def threads(threads: int | None = None, **engine_args: str) -> int | None:
+        return openmp_threads(
+            EngineConfig("model", "model", kind="vllm", threads=threads, engine_args=engine_args)
+        )
+
+    assert threads(tensor_parallel_size="2") == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert threads(tensor_parallel_size="100000") == 1
+    assert threads(3, tensor_parallel_size="2") == 3
+    assert threads() is threads(tensor_parallel_size="1") is threads(tensor_parallel_size="two") is None

@@ -24,7 +24,7 @@ LEASE_S = 60.0
 class Worker:
     """One engine, its transfer thread, and what that says. `verify`: each block is compared before a commit."""
 
-    def __init__(self, name: str, engine: VllmEngine) -> None:
+    def __init__(self, name: str, engine: VllmEngine, *, verify: bool = True) -> None:
         from dynrt.transfer.thread import TransferThread
 
         self.name, self.engine = name, engine
@@ -39,7 +39,7 @@ class Worker:
             self.said.put,
             self.said.put,
             self.said.put,
-            TransferOptions(verify=True),
+            TransferOptions(verify=verify),
             takes_first_token=False,
         )
         self.transfer.start()
