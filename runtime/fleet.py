@@ -27,6 +27,8 @@ from dynrt.transfer.mapping import map_kv
 
 log = logging.getLogger("dynrt.fleet")
 
+MISFITS = "pair cannot hand off: decode computes its prompts itself, or gets them from other prefill workers"
+
 
 class FleetObserver(Protocol):
     """Who wants to know of changes in the fleet."""
@@ -173,12 +175,15 @@ class Fleet:
                 yield prefill, decode
 
     def check_partners(self) -> None:
-        """Raises ConfigError if a worker of a pool has no partner at all that it could hand off to or from."""
+        """Raises ConfigError if a worker fits none of the other pool, as both were started. Who joined is warned of."""
+        started = [pair for pair in self._possible_pairs() if all(worker.is_spawned for worker in pair)]
         for worker in self:
-            pairs = [pair for pair in self._possible_pairs() if worker in pair]
-            mismatches = [pair_mismatch(*pair) for pair in pairs]
-            if mismatches and worker.role != "both" and all(mismatches):
-                raise ConfigError(f"worker {worker.id} has no partner to hand off with: {mismatches[0]}")
+            mismatches = [pair_mismatch(*pair) for pair in started if worker in pair]
+            if mismatches and all(mismatches):
+                raise ConfigError(
+                    f"worker {worker.id} has no partner to hand off with: {mismatches[0]}; start both pools alike, "
+                    "or no prefill workers (--prefill 0)"
+                )
 
     def _possible_pairs(self) -> Iterator[tuple[Worker, Worker]]:
         for prefill in self:
@@ -211,7 +216,7 @@ class Fleet:
             if worker in pair and mismatch is not None:
                 prefill, decode = pair
                 extra = {"prefill": prefill.id, "decode": decode.id, "because": str(mismatch)}
-                log.warning("pair cannot hand off", extra=extra)
+                log.warning(MISFITS, extra=extra)
 
     def _connect(self, prefill: Worker, decode: Worker) -> None:
         if prefill.register.kv_connector != "layerwise":

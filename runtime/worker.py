@@ -36,6 +36,11 @@ class Worker:
         return self.register.role
 
     @property
+    def is_spawned(self) -> bool:
+        """By this runtime; others joined."""
+        return bool(self.register.spawn_token)
+
+    @property
     def prefills(self) -> bool:
         return self.role in ("prefill", "both")
 

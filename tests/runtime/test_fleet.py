@@ -9,7 +9,7 @@ import pytest
 from registrations import GEOMETRY, NotingChannel, registration
 
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.fleet import Fleet, pair_mismatch
+from dynrt.runtime.fleet import MISFITS, Fleet, pair_mismatch
 from dynrt.runtime.messages import EngineLoad, Heartbeat, Refused, StepReport, ToEngine, Unknown, Welcome
 from dynrt.runtime.worker import Worker
 from dynrt.transfer.events import ConnectPeer, FencePeer, PeerConnected
@@ -149,22 +149,24 @@ def test_pair_that_cannot_connect_stays_down(setting: Setting) -> None:
 def test_mismatch_names_the_field_and_both_values(
     setting: Setting, changes: dict[str, Any], message: str
 ) -> None:
-    prefill, decode = setting.add("p", "prefill"), setting.add("d", "decode", **changes)
+    prefill = setting.add("p", "prefill", spawn_token="1")
+    decode = setting.add("d", "decode", spawn_token="2", **changes)
     assert str(pair_mismatch(prefill, decode)) == message
     assert list(setting.fleet.pairs_to_connect()) == []
-    with pytest.raises(ConfigError, match=f"worker p has no partner to hand off with: {message}"):
+    with pytest.raises(ConfigError, match=f"worker p has no partner to hand off with: {message}; start both"):
         setting.fleet.check_partners()
 
 
 def test_engine_that_joins_and_fits_nobody_is_told(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    setting.add("p", "prefill")
+    setting.add("p", "prefill", spawn_token="1")
     assert not caplog.records
     setting.add("d", "decode", geometry=geometry(dtype="bfloat16"))
+    setting.fleet.check_partners()
     [record] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert (record.message, vars(record)["because"]) == (
-        "pair cannot hand off",
+        MISFITS,
         "dtype is 'float32' on prefill and 'bfloat16' on decode",
     )
 
@@ -204,9 +206,16 @@ def test_what_can_be_mapped_is_a_pair(setting: Setting, decode: list[KvGeometry]
 
 
 def test_one_partner_is_enough(setting: Setting) -> None:
-    setting.add("p", "prefill")
-    setting.add("d", "decode")
-    setting.add("odd", "both", geometry=geometry(dtype="float16"))
+    odd = geometry(dtype="float16")
+    for worker_id, role, shape in (
+        ("p", "prefill", geometry()),
+        ("d", "decode", geometry()),
+        ("p2", "prefill", odd),
+    ):
+        setting.add(worker_id, role, spawn_token=worker_id, geometry=shape)
+    with pytest.raises(ConfigError, match="worker p2 has no partner"):
+        setting.fleet.check_partners()
+    setting.add("d2", "decode", spawn_token="d2", geometry=odd)
     setting.fleet.check_partners()
 
 
