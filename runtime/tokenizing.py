@@ -68,11 +68,15 @@ def _chars_left(value: object, budget: int) -> int:
     if isinstance(value, str):
         return budget - 1 - len(value)
     budget -= 1
+    if not isinstance(value, list | dict):
+        return budget
+    if len(value) > budget:
+        return -1
     if isinstance(value, dict):
-        value = [*value, *value.values()] if len(value) <= budget else [" " * (budget + 1)]
-    if isinstance(value, list):
-        for item in value:
-            if budget < 0:
-                break
-            budget = budget - 1 - len(item) if isinstance(item, str) else _chars_left(item, budget)
+        budget -= len(value) + sum(map(len, value))
+        value = list(value.values())
+    for item in value:
+        if budget < 0:
+            break
+        budget = budget - 1 - len(item) if isinstance(item, str) else _chars_left(item, budget)
     return budget
