@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Literal, NoReturn
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError
 from dynrt.runtime.handoff_times import HandoffTimes
 from dynrt.runtime.messages import StepTiming, Submit, TokenDelta
+from dynrt.runtime.passage import Passage
 from dynrt.runtime.request_times import RequestTimes, StageTimes
 from dynrt.transfer.events import FirstToken, HandoffId
 
@@ -52,7 +52,7 @@ class Attempt:
         chars_sent: int,
         first_token_from: Literal["prefill", "decode"] = "prefill",
         outputs_sent: int = 0,
-        request_times: RequestTimes | None = None,
+        passage: Passage | None = None,
     ) -> None:
         self.key = key
         self.epoch = epoch
@@ -68,8 +68,8 @@ class Attempt:
         self.pull: Submit | None = None  # for decode, once the prompt is computed, where it fetches the KV
         self.times = HandoffTimes()
         self.stage = StageTimes(prefill, decode)
-        self.request_times = request_times if request_times is not None else RequestTimes(0.0)
-        self.request_times.stages.append(self.stage)
+        self.passage = passage if passage is not None else Passage(RequestTimes(0.0))
+        self.passage.times.stages.append(self.stage)
         self._decode_samples = first_token_from == "decode" and self.is_remote
         self._awaits_prefill = self._decode_samples
         self._has_begun = False
@@ -77,8 +77,6 @@ class Attempt:
         self._arrivals: list[Arrival] = []
         self._failure: AttemptError | DynrtError | None = None
         self._news = asyncio.Event()
-        self._is_awaited = False  # whoever reads it has dealt with everything and waits for more
-        self.take: Callable[[TokenDelta], bool] | None = None  # past the reader; False: not now
 
     @property
     def is_pushed(self) -> bool:
@@ -120,7 +118,7 @@ class Attempt:
         if self._decode_samples or self._unread is not None:
             arrival = self._about_the_prompt(arrival)
         self._arrivals.append(arrival)
-        self._news.set()
+        self._tell()
 
     def _note_times(self, arrival: Arrival) -> None:
         times = self.times
@@ -153,10 +151,9 @@ class Attempt:
             self.chars_sent,
             self.first_token_from,
             self.outputs_sent,
-            self.request_times,
+            self.passage,
         )
         moved.sampled = self.sampled and msgspec.structs.replace(self.sampled, epoch=epoch)
-        moved.take = self.take
         moved._has_begun = True
         return moved
 
@@ -188,26 +185,15 @@ class Attempt:
             return None
         return found >= (len(self.pull.prompt_ids) + len(self.pull.output_ids)) // 4 - 1
 
-    def pass_on(self, delta: TokenDelta) -> bool:
-        """Give a delta that is text and no more to `take`, unless something waits to be read before it.
-
-        Saves the reader's task a turn for every token.
-        """
-        return (
-            self.take is not None
-            and self._is_awaited
-            and not self._news.is_set()
-            and not self._arrivals
-            and self.times.first_step is not None
-            and delta.finish_reason is None
-            and delta.cached_tokens is None
-            and self.take(delta)
-        )
-
     def fail(self, failure: AttemptError | DynrtError) -> None:
         """Read after everything that arrived before."""
         if self._failure is None:
             self._failure = failure
+        self._tell()
+
+    def _tell(self) -> None:
+        """What is there to be read comes before what may pass."""
+        self.passage.close()
         self._news.set()
 
     def no_room(self, reason: str) -> None:
@@ -231,11 +217,12 @@ class Attempt:
 
     async def read(self) -> list[Arrival]:
         """Everything that arrived since the last read, at least one. Raises what the attempt failed with."""
-        self._is_awaited = True
+        if not self._news.is_set() and not self._arrivals and self.times.first_step is not None:
+            self.passage.open(self.epoch)
         try:
             await self._news.wait()
         finally:
-            self._is_awaited = False
+            self.passage.close()
         self._news.clear()
         if not self._arrivals:
             self._raise_failure()

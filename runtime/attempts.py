@@ -12,6 +12,7 @@ from dynrt.runtime.fleet import Fleet
 from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
 from dynrt.runtime.metrics import Metrics
+from dynrt.runtime.passage import Passage
 from dynrt.runtime.planning import Exposed, FirstTokenSeen, PlannerActor, Pushed, RequestEnded
 from dynrt.runtime.request_life import RequestLife, Route
 from dynrt.runtime.request_metrics import EndedRequest, RequestOutcome
@@ -48,6 +49,7 @@ class Attempts:
         self._computed_tokens = metrics.prefill_tokens.labels("computed")
         self._cached_tokens = metrics.prefill_tokens.labels("cached")
         self._attempts: dict[tuple[bytes, int], Attempt] = {}
+        self._passages: dict[bytes, Passage] = {}  # by key: a request has one attempt at a time
         self.open_requests = 0
         self.transfers: TransferManager
 
@@ -60,16 +62,12 @@ class Attempts:
         num_tokens = 0
         last_token_at: list[float] = []  # of the requests that get a further one
         for delta in report.deltas:  # what is done here is done for every token
-            attempt = self._attempts.get((delta.key, delta.epoch))
-            if attempt is None:
+            passage = self._passages.get(delta.key)
+            if passage is None:
                 continue  # ended meanwhile
-            if attempt.pass_on(delta):
-                num_read = len(delta.token_ids)
-            else:
-                num_read = self._deliver(worker, attempt, delta, report, ended_at)
-            if num_read:
-                num_tokens += num_read
-                times = attempt.request_times
+            if passage.take(delta) or self._deliver(worker, delta, report, ended_at):
+                num_tokens += len(delta.token_ids)
+                times = passage.times
                 if times.last_token_at is None:
                     times.first_token_at = ended_at
                 else:
@@ -78,10 +76,11 @@ class Attempts:
         self._metrics.requests.tokens_followed(ended_at, last_token_at)
         return num_tokens
 
-    def _deliver(
-        self, worker: Worker, attempt: Attempt, delta: TokenDelta, report: StepReport, ended_at: float
-    ) -> int:
-        """To one attempt's reader. Returns how many tokens of it the client gets."""
+    def _deliver(self, worker: Worker, delta: TokenDelta, report: StepReport, ended_at: float) -> bool:
+        """To its attempt's reader. Returns whether the client gets tokens of it."""
+        attempt = self._attempts.get((delta.key, delta.epoch))
+        if attempt is None:
+            return False  # an earlier one, which ended meanwhile
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
         arrival = Arrival(delta, worker.incarnation, report.timing)
@@ -100,7 +99,7 @@ class Attempts:
         if attempt.is_pushed and not attempt.times.is_complete:
             self._observe_handoff(attempt)
         self._let_go(attempt, "its prefill worker decodes on by itself")
-        return num_tokens
+        return num_tokens > 0
 
     def _go_on_pulling(self, attempt: Attempt, arrival: Arrival) -> None:
         """The ledger knows nothing of it: decode says by what it had to compute how the handoff came out."""
@@ -242,6 +241,7 @@ class Attempts:
 
     def open_attempt(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
+        self._passages[attempt.key] = attempt.passage
         self._note_plan(attempt)
         if attempt.epoch > 0:
             self._metrics.retries.inc()
@@ -287,7 +287,7 @@ class Attempts:
                 self.transfers.tell(Gone(incarnation))  # again: the first time, this handoff was not open
 
     def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
-        del self._attempts[attempt.id]
+        del self._attempts[attempt.id], self._passages[attempt.key]
         attempt.stage.ended_at = self._now()
         attempt.stage.reason = "" if finished else reason
         self._planner.tell(RequestEnded(attempt.key, finished))

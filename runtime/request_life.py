@@ -21,10 +21,10 @@ from dynrt.runtime.messages import (
     SamplingParams,
     Submit,
     ToEngine,
-    TokenDelta,
     TokenLogprob,
     pack_ids,
 )
+from dynrt.runtime.passage import Passage
 from dynrt.runtime.request_times import RequestTimes
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, LocalPrefill
 
@@ -86,21 +86,23 @@ class RequestLife:
         self.request = request
         self.sampling = sampling
         self.local_prefill = local_prefill
-        self.output_ids = array("I")  # a list would take ten times as much for each token of a long stream
-        self.chars_sent = 0
         self.finish_reason: FinishReason | None = None
         self.is_admitted = False  # from its first plan on: it may move, but is not turned away any more
         self.cached_tokens: int | None = None
         self.times = RequestTimes(asyncio.get_running_loop().time())
+        self.passage = Passage(self.times, sink)
         self.had_output = False
         self._placement = placement
-        self._sink = sink
         self._epochs = itertools.count()
         self._without_room: frozenset[str] = frozenset()  # decode workers, for the prompt computed last
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def output_ids(self) -> array[int]:
+        return self.passage.output_ids
 
     @property
     def known_ids(self) -> bytes:
@@ -150,19 +152,16 @@ class RequestLife:
         return attempt
 
     def _attempt_on(self, route: Route) -> Attempt:
-        attempt = Attempt(
+        return Attempt(
             self.key,
             next(self._epochs),
             route.prefill,
             route.decode,
-            self.chars_sent,
+            self.passage.chars_sent,
             route.first_token_from,
             len(self.output_ids),
-            self.times,
+            self.passage,
         )
-        if self._sink is not None:
-            attempt.take = self._pass_on
-        return attempt
 
     async def _move_on(self, held: Attempt) -> Attempt:
         """To another decode worker, or on the prefill worker itself, which has the KV of all of the prompt."""
@@ -212,22 +211,13 @@ class RequestLife:
             except NoRoomError:
                 self._attempt = await self._move_on(self._attempt)
 
-    def _pass_on(self, delta: TokenDelta) -> bool:
-        assert self._sink is not None
-        if not self._sink.take(delta.frames, delta.token_ids):
-            return False
-        self.output_ids.extend(delta.token_ids)
-        self.chars_sent += delta.num_chars
-        return True
-
     def _absorb(self, arrivals: list[Arrival]) -> GenerateOutput:
         """Note what came, so that the request can go on elsewhere from here."""
         token_ids: list[int] = []
         for arrival in arrivals:
             self._note_cached(arrival)
             token_ids.extend(arrival.delta.token_ids)
-            self.output_ids.extend(arrival.delta.token_ids)
-            self.chars_sent += arrival.delta.num_chars
+            self.passage.note(arrival.delta)
         last = arrivals[-1].delta
         text = "".join(arrival.delta.text for arrival in arrivals)
         return GenerateOutput(

@@ -128,7 +128,7 @@ async def _run(request: web.Request, prepare: Prepare, events: EventStream) -> w
         if backend.draining():
             raise OverloadedError("the server is draining and takes no new requests; try again later")
         job = await prepare(request)
-        async with outputs_of(backend, _framed(job), job.choices_per_prompt, events) as outputs:
+        async with outputs_of(backend, _framed(job), job.choices_per_prompt, events.outflow) as outputs:
             told = without_tokens(outputs) if job.only_echo else outputs
             if not job.stream:
                 return await _collect(job, told, record)
@@ -164,6 +164,7 @@ async def _stream(
     begun = [False] * len(job.requests)
     left = len(job.requests)
     async for index, output in outputs:
+        events.count_taken()
         record.count(output, index // job.choices_per_prompt)
         usage = record.usage() if job.continuous_usage else UNSET
         tell = partial(job.reply.events, index, output, first=not begun[index], usage=usage)

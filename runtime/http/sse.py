@@ -1,7 +1,7 @@
 """One response of server-sent events: held back until its first event, pinged while silent, cut if not read.
 
-Head and end are aiohttp's; the events between go straight to the transport, one write each, as aiohttp's way costs
-several times what the rest of a token does. So this module also does the chunk framing and heeds the high-water mark.
+Head and end are aiohttp's; the events between go past it, one write each, as its way costs several times what the
+rest of a token does: those that may wait to the transport, ready ones into the stream's outflow.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from aiohttp import HttpVersion11, web
 from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.http.envelope import encode_error
 from dynrt.runtime.http.request_record import record_of
+from dynrt.runtime.http.transport.connection import Connection
+from dynrt.runtime.http.transport.outflow import Outflow
 
 PING_S = 15.0  # a started stream that is silent for so long gets a comment: proxies cut idle ones at 60 s
+LOOKS_PER_PING = 3  # a look tells whether there were events since the last one, not when
 STALL_S = 30.0  # a write that waits for its reader for so long ends the request
-HIGH_WATER_BYTES = 64 * 1024  # the mark at which asyncio's and uvloop's transports pause whoever writes
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -66,7 +68,7 @@ OPENAI_ENDING = Ending(DONE, lambda error, request_id: data_event(encode_error(e
 class EventStream:
     """`send` is for one task; a timer, which ends with the context, pings and cuts.
 
-    A started stream is a requests.FrameSink: `take` needs no task and does not wait.
+    Ready events of a started stream go through `outflow` without that task.
     """
 
     def __init__(self, request: web.Request, ending: Ending = OPENAI_ENDING) -> None:
@@ -78,8 +80,8 @@ class EventStream:
         self._writing = False
         self._last_event_s = 0.0
         self._record = record_of(request)
-        self._transport = request.transport
         self._is_chunked = request.version >= HttpVersion11
+        self.outflow = Outflow(is_chunked=self._is_chunked)
 
     @cached_property
     def response(self) -> web.StreamResponse:
@@ -99,6 +101,13 @@ class EventStream:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self.outflow.stop()
+        self.count_taken()
+
+    def count_taken(self) -> None:
+        """Note the tokens that went through the outflow."""
+        self._record.output_tokens += self.outflow.num_tokens
+        self.outflow.num_tokens = 0
 
     @property
     def started(self) -> bool:
@@ -109,26 +118,11 @@ class EventStream:
         """Send `events` in one write, behind status line and headers if they are the first."""
         if self._timer is None:
             await self.response.prepare(self._request)
-            self._timer = self._loop.call_later(PING_S, self._look)
+            self._look_later()
             await self._write_watched(self.response.write(events))
+            self._start_outflow()
         else:
             await self._write(events)
-
-    def take(self, frames: bytes, token_ids: list[int]) -> bool:
-        """Send `frames` now, without waiting; False if the stream has not started or its reader is slow."""
-        transport = self._transport
-        if (
-            self._timer is None
-            or transport is None
-            or transport.is_closing()
-            or transport.get_write_buffer_size() > HIGH_WATER_BYTES
-        ):
-            return False
-        if frames:
-            transport.write(self._framed(frames))
-            self._last_event_s = self._loop.time()
-        self._record.output_tokens += len(token_ids)
-        return True
 
     async def finish(self, events: bytes) -> None:
         """Send the last `events`, the API's ending and the end of the body."""
@@ -143,16 +137,21 @@ class EventStream:
         if not self._finished:
             await self.finish(self._ending.failure(error, self._record.request_id))
 
+    def _start_outflow(self) -> None:
+        connection = self._request.protocol
+        assert isinstance(connection, Connection), "the server makes no other"
+        if connection.transport is not None:
+            connection.outflow = self.outflow
+            self.outflow.start(connection.transport)
+
     async def _write(self, events: bytes) -> None:
         """Raises ClientLeftError; waits while the transport holds more than its high-water mark."""
-        if self._transport is None or self._transport.is_closing():
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
             raise ClientLeftError
-        self._transport.write(self._framed(events))
+        transport.write(self.outflow.framed(events))
         await self._write_watched(self._request.writer.drain())
-
-    def _framed(self, events: bytes) -> bytes:
-        """One chunk of the body; HTTP/1.0 has none."""
-        return b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events
+        self.outflow.look()
 
     async def _write_watched(self, write: Awaitable[None]) -> None:
         self._note_write(True)
@@ -167,17 +166,22 @@ class EventStream:
         self._writing = writing
         self._last_event_s = self._loop.time()
 
+    def _look_later(self) -> None:
+        self._timer = self._loop.call_later(PING_S / LOOKS_PER_PING, self._look)
+
     def _look(self) -> None:
         """Ping a silent stream; abort the connection of a stalled one, which cancels the request's handler."""
-        limit_s = STALL_S if self._writing else PING_S
-        left_s = self._last_event_s + limit_s - self._loop.time()
-        if left_s <= 0 and self._writing:
-            return self._cut()
-        if left_s <= 0:
-            self.take(PING, [])
-            left_s = PING_S
-        self._timer = self._loop.call_later(min(left_s, PING_S), self._look)
-        return None
+        now = self._loop.time()
+        if self.outflow.has_written:
+            self.outflow.has_written = False
+            self._last_event_s = now
+        silent_s = now - self._last_event_s
+        if self._writing and silent_s >= STALL_S:
+            self._cut()
+            return
+        if not self._writing and silent_s >= PING_S:
+            self.outflow.take(PING, [])
+        self._look_later()
 
     def _cut(self) -> None:
         self._record.outcome = "client_stalled"

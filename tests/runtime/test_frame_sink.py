@@ -54,7 +54,7 @@ def delta(
 
 def say(attempt: Attempt, told: TokenDelta, sender: str = "") -> None:
     """As Attempts.deliver does."""
-    if not attempt.pass_on(told):
+    if not attempt.passage.take(told):
         attempt.arrive(Arrival(told, sender or attempt.decode, TIMING))
 
 

@@ -14,6 +14,7 @@ from dynrt.runtime.http.access_log import log_refusal
 from dynrt.runtime.http.body import unsupported_encoding
 from dynrt.runtime.http.envelope import error_response, told_to_client
 from dynrt.runtime.http.request_record import record_of
+from dynrt.runtime.http.transport.outflow import Outflow
 from dynrt.runtime.http_counts import NO_ROUTE, HttpCounter
 
 log = logging.getLogger("dynrt.http")
@@ -27,7 +28,7 @@ MAX_HEADERS = 128
 class Connection(web.RequestHandler):
     """`manager` is the aiohttp server that routes its requests and closes it in the end."""
 
-    __slots__ = ("_counter", "_unread")
+    __slots__ = ("_counter", "_unread", "outflow")
 
     def __init__(self, manager: web.Server, loop: asyncio.AbstractEventLoop, counter: HttpCounter) -> None:
         super().__init__(
@@ -42,6 +43,7 @@ class Connection(web.RequestHandler):
         )
         self._counter = counter
         self._unread: asyncio.TimerHandle | None = None
+        self.outflow: Outflow | None = None  # of the response that was begun last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -90,6 +92,8 @@ class Connection(web.RequestHandler):
         self._forget_unread()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self.outflow is not None:
+            self.outflow.stop()
         super().connection_lost(exc)
         self._counter.disconnected()
         self._forget_unread()

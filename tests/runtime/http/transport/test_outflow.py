@@ -1,0 +1,96 @@
+"""Ready events past a transport: in order whatever the socket takes, and none once the connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from dynrt.runtime.http.transport.outflow import HIGH_WATER_BYTES, Outflow
+
+
+class Transport(asyncio.Transport):
+    """Keeps what it is given, as if the socket took nothing more."""
+
+    def __init__(self, descriptor_of: socket.socket, *, is_tls: bool = False) -> None:
+        super().__init__({"socket": descriptor_of, "sslcontext": object() if is_tls else None})
+        self.buffered = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.buffered += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.buffered)
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, clients = socket.socketpair()
+    ours.setblocking(False)
+    clients.setblocking(False)
+    with ours, clients:
+        yield ours, clients
+
+
+def test_nothing_goes_out_before_the_head_nor_behind_the_end(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, clients = ends
+    outflow = Outflow(is_chunked=False)
+    assert not outflow.take(b"early", [1])
+    outflow.start(Transport(ours))
+    assert outflow.take(b"data", [1, 2])
+    outflow.stop()
+    assert not outflow.take(b"late", [1])
+    assert (clients.recv(100), outflow.num_tokens, outflow.has_written) == (b"data", 2, True)
+
+
+def test_what_the_socket_does_not_take_and_all_behind_it_wait_in_the_transport_up_to_its_mark(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, clients = ends
+    outflow, transport = Outflow(is_chunked=False), Transport(ours)
+    outflow.start(transport)
+    sent, letters = b"", iter(os.urandom(4096) for _ in range(4096))
+    while outflow.take(piece := next(letters), [1]):
+        sent += piece
+    assert HIGH_WATER_BYTES < len(transport.buffered) <= HIGH_WATER_BYTES + 4096
+    received = b""
+    while len(received) + len(transport.buffered) < len(sent):
+        received += clients.recv(1 << 20)
+    assert received + transport.buffered == sent
+
+
+def test_behind_an_emptied_transport_it_goes_straight_to_the_socket_again(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, clients = ends
+    outflow, transport = Outflow(is_chunked=True), Transport(ours)
+    transport.buffered = b"head"
+    outflow.start(transport)
+    assert outflow.take(b"first", [1]) and transport.buffered == b"head5\r\nfirst\r\n"
+    transport.buffered = b""
+    outflow.look()
+    assert outflow.take(b"second", [1]) and transport.buffered == b""
+    assert clients.recv(100) == b"6\r\nsecond\r\n"
+
+
+def test_a_broken_socket_is_the_transports_to_find_out(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, clients = ends
+    outflow, transport = Outflow(is_chunked=False), Transport(ours)
+    outflow.start(transport)
+    clients.close()
+    assert outflow.take(b"data", [1]) and transport.buffered == b"data"
+
+
+def test_what_is_encrypted_goes_through_the_transport(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, _ = ends
+    outflow, transport = Outflow(is_chunked=False), Transport(ours, is_tls=True)
+    outflow.start(transport)
+    assert outflow.take(b"data", [1]) and transport.buffered == b"data"
