@@ -50,7 +50,7 @@ class SendNotification(msgspec.Struct, frozen=True, tag=True):
 
 
 class PollOnce(msgspec.Struct, frozen=True, tag=True):
-    """Poll at least once from now, and on for a while. Answered by Polled, behind all that this poll brought."""
+    """Poll at least once from now. Answered by Polled, behind all that this poll brought."""
 
 
 class CloseAgent(msgspec.Struct, frozen=True, tag=True):

@@ -46,7 +46,7 @@ from dynrt.transfer.write import Write
 log = logging.getLogger("dynrt.transfer")
 
 POLL_S = 0.2e-3  # as in transfer.thread
-POLL_ON_S = 20e-3  # behind each PollOnce: longer than it takes until the next one
+POLL_ON_S = 20e-3  # behind a PollOnce that came as soon behind another: by then the next one is here
 IDLE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -88,7 +88,7 @@ class RankServer:
         self._agent: Agent | None = None
         self._writes: dict[int, Any] = {}  # NIXL's handles of those that have not ended
         self._layers: deque[_Told] = deque()  # one whose CUDA event is still to come holds up the rest
-        self._poll_until = 0.0
+        self._asked_at = self._poll_until = 0.0  # for a poll; polls by itself until then
         self._news: list[msgspec.Struct] = [Hello(rank, os.getpid(), geometry, regions[0].device)]
         self._closed = False
         self._asleep = False
@@ -173,10 +173,18 @@ class RankServer:
         is_asked = False
         for message in self._socket.receive():
             if isinstance(message, PollOnce):
-                is_asked, self._poll_until = True, time.monotonic() + POLL_ON_S
+                is_asked = True
             else:
                 self._handle(message)
+        if is_asked:
+            self._note_asked(time.monotonic())
         return is_asked
+
+    def _note_asked(self, now: float) -> None:
+        """The transfer thread asks every few milliseconds while something can arrive, else every second."""
+        if now < self._asked_at + POLL_ON_S:
+            self._poll_until = now + POLL_ON_S
+        self._asked_at = now
 
     def _handle(self, message: ToRank) -> None:
         match message:
