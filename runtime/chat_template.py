@@ -51,7 +51,8 @@ class ChatTemplate:
     def _bounded(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
-        for piece in self._template.generate(variables):
+        template = self._template  # its `generate` only rewrites the traces of errors
+        for piece in template.root_render_func(template.new_context(dict(variables))):
             num_chars += len(piece)
             if num_chars > _MAX_RENDERED_CHARS:
                 raise ValueError(f"the prompt is longer than {_MAX_RENDERED_CHARS} characters")
