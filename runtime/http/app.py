@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.http import models, not_built, openapi, probes, tokenize
@@ -14,7 +14,7 @@ from dynrt.runtime.http.body import MAX_BODY_BYTES, check_headers
 from dynrt.runtime.http.envelope import error_response, http_error_response, told_to_client
 from dynrt.runtime.http.open_requests import OPEN_REQUESTS, OpenRequests
 from dynrt.runtime.http.openai import chat, completions
-from dynrt.runtime.http.request_record import record_of
+from dynrt.runtime.http.request_record import X_REQUEST_ID, record_of
 from dynrt.runtime.http.responses import endpoint as responses
 from dynrt.runtime.http.transport.guard import GUARD, Guard
 from dynrt.runtime.http_counts import HttpCounter
@@ -104,10 +104,11 @@ async def _answer_expect(request: web.Request) -> web.StreamResponse | None:
 
 async def _complete_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Here, as the headers of a stream are out before a middleware sees its response."""
-    response.headers["X-Request-Id"] = record_of(request).request_id
-    response.headers["Server"] = "dynrt"
+    headers = response.headers
+    headers[X_REQUEST_ID] = record_of(request).request_id
+    headers[hdrs.SERVER] = "dynrt"
     app = request.app
     app[GUARD].add_cors_headers(request, response)
     if app[OPEN_REQUESTS].ending:
-        response.headers["Connection"] = "close"
+        headers[hdrs.CONNECTION] = "close"
         response.force_close()

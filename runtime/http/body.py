@@ -7,12 +7,13 @@ import re
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from dynrt.runtime.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
 
 MAX_BODY_BYTES = 16 * 2**20
 BODY_DEADLINE_S = 60.0
+JSON = "application/json"
 CONTENT_ENCODINGS = ("", "identity", "gzip", "deflate")  # what aiohttp decodes without further packages
 
 _decode = msgspec.json.Decoder().decode
@@ -27,16 +28,21 @@ async def read_object(request: web.Request) -> dict[str, Any]:
 
 def check_headers(request: web.BaseRequest) -> None:
     """Raise 413 or 415 if the headers alone tell that the body will not be taken."""
-    media_type = request.content_type if "Content-Type" in request.headers else "application/json"
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise UnsupportedMediaTypeError(
-            f"the body's Content-Type is {media_type[:100]}; send JSON with Content-Type: application/json"
-        )
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
-    if encoding not in CONTENT_ENCODINGS:
+    headers = request.headers
+    if headers.get(hdrs.CONTENT_TYPE, JSON) != JSON:
+        _check_media_type(request.content_type)
+    if headers.get(hdrs.CONTENT_ENCODING, "").strip().lower() not in CONTENT_ENCODINGS:
         raise unsupported_encoding()
     if (request.content_length or 0) > MAX_BODY_BYTES:
         raise too_large()
+
+
+def _check_media_type(media_type: str) -> None:
+    """Of a Content-Type that is not the usual one: it may have parameters, or be written otherwise."""
+    if media_type != JSON and not media_type.endswith("+json"):
+        raise UnsupportedMediaTypeError(
+            f"the body's Content-Type is {media_type[:100]}; send JSON with Content-Type: {JSON}"
+        )
 
 
 def unsupported_encoding() -> UnsupportedMediaTypeError:

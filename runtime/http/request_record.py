@@ -9,12 +9,16 @@ from typing import Literal
 
 import msgspec
 from aiohttp import web
+from multidict import istr
 
 from dynrt.runtime.http.openai.types import PromptTokensDetails, Usage
 from dynrt.runtime.requests import GenerateOutput
 from dynrt.runtime.trace_context import valid_traceparent
 
 MAX_REQUEST_ID_CHARS = 128
+# Names in the form in which headers are kept: looked up without being folded first.
+X_REQUEST_ID = istr("X-Request-Id")
+_TRACEPARENT = istr("traceparent")
 
 Outcome = Literal["answered", "failed", "client_left", "client_stalled"]
 
@@ -63,7 +67,7 @@ def record_of(request: web.BaseRequest) -> RequestRecord:
     except KeyError:
         headers = request.headers
         record = RequestRecord(
-            _request_id(headers.get("X-Request-Id", "")), valid_traceparent(headers.get("traceparent", ""))
+            _request_id(headers.get(X_REQUEST_ID, "")), valid_traceparent(headers.get(_TRACEPARENT, ""))
         )
         request[_RECORD] = record
         return record
