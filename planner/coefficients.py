@@ -88,11 +88,9 @@ class StepFit:
     def solve(self, prior: Coefficients) -> Coefficients:
         """The fit, drawn slightly towards `prior`, which alone decides what no step has shown yet."""
         expected = msgspec.structs.astuple(prior)
-        matrix = [
-            [a + b for a, b in zip(*rows, strict=True)]
-            for rows in zip(self._with_prefill.matrix, self._decode_only.matrix, strict=True)
-        ]
-        vector = [a + b for a, b in zip(self._with_prefill.vector, self._decode_only.vector, strict=True)]
+        sums = [a + b for a, b in zip(self._with_prefill.sums, self._decode_only.sums, strict=True)]
+        matrix = [[sums[place] for place in row] for row in _SQUARE]
+        vector = sums[len(_UPPER) :]
         for index, value in enumerate(expected):
             matrix[index][index] += PRIOR_WEIGHT / value**2
             vector[index] += PRIOR_WEIGHT / value
@@ -143,18 +141,25 @@ class FleetFit:
             self._coefficients[name] = fit.solve(self._prior)
 
 
+_SIZE = len(Coefficients.__struct_fields__)
+_UPPER = [(i, j) for i in range(_SIZE) for j in range(i, _SIZE)]  # of a symmetric matrix, row by row
+_SQUARE = [
+    [_UPPER.index((min(i, j), max(i, j))) for j in range(_SIZE)] for i in range(_SIZE)
+]  # places in _UPPER
+
+
 class _NormalEquations:
-    """Σ x·xᵀ and Σ x over samples x = work / duration, the older ones weighing less and less."""
+    """Σ x·xᵀ and Σ x over samples x = work / duration, the older ones weighing less and less.
+
+    In one flat list, the matrix's upper triangle first: samples come all the time, and take the event loop's.
+    """
 
     def __init__(self) -> None:
-        size = len(Coefficients.__struct_fields__)
-        self.matrix = [[0.0] * size for _ in range(size)]
-        self.vector = [0.0] * size
+        self.sums = [0.0] * (len(_UPPER) + _SIZE)
 
     def add(self, sample: list[float]) -> None:
-        for row, factor in zip(self.matrix, sample, strict=True):
-            row[:] = [FORGETTING * old + factor * value for old, value in zip(row, sample, strict=True)]
-        self.vector = [FORGETTING * old + value for old, value in zip(self.vector, sample, strict=True)]
+        terms = [sample[i] * sample[j] for i, j in _UPPER] + sample
+        self.sums = [FORGETTING * old + term for old, term in zip(self.sums, terms, strict=True)]
 
 
 def _kept_off_zero(learned: Coefficients, assumed: Coefficients) -> Coefficients:

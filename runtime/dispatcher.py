@@ -62,7 +62,9 @@ class Dispatcher:
         self._group = group
         self._watches: set[asyncio.Task[None]] = set()
         self._change = asyncio.Event()
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._now = loop.time
+        self._failure: asyncio.Future[None] = loop.create_future()
         self.transfers: TransferManager
 
     # --- messages from engines --------------------------------------------------------------------
@@ -116,7 +118,8 @@ class Dispatcher:
 
     def _on_step(self, worker: Worker, report: StepReport) -> None:
         new_preemptions = report.load.preemptions_total - worker.load.preemptions_total
-        self._metrics.vllm_preemptions.inc(new_preemptions)
+        if new_preemptions:
+            self._metrics.vllm_preemptions.inc(new_preemptions)
         self._fleet.heard(worker, report, self._now())
         self._metrics.vllm_generation_tokens.inc(self._attempts.step(worker, report))
         if report.timing is not None:
@@ -242,7 +245,3 @@ class Dispatcher:
             worker.tell(message)
         except MailboxFullError as error:
             self.kill(incarnation, str(error))  # a full outbox is a hang
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

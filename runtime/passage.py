@@ -51,6 +51,6 @@ class Passage:
             or not self._sink.take(delta.frames, delta.token_ids)  # type: ignore[union-attr]  # it is open
         ):
             return False
-        self.output_ids.extend(delta.token_ids)
+        self.output_ids.fromlist(delta.token_ids)
         self.chars_sent += delta.frame_chars  # all of its text
         return True
