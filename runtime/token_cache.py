@@ -59,7 +59,10 @@ def _stands_alone(added: dict[str, Any]) -> bool:
 
 
 class TokenCache:
-    """Least recently used first out, at a bound on memory. May be called in any thread."""
+    """Long stretches within a bound on memory, least recently used first out; words beside them, within one on number.
+
+    May be called in any thread.
+    """
 
     def __init__(
         self, tokenize: Callable[[str], list[int]], cut: Cut | None, limit_bytes: int = LIMIT_BYTES
