@@ -21,6 +21,7 @@ ENGINE_SIDE_OF_RUNTIME = (
     "runtime.errors",
     "runtime.logs",
     "runtime.host",
+    "runtime.service",
 )  # shared words
 RUNTIME_SIDE_OF_ENGINES = (
     "engines.protocol",
