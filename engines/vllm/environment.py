@@ -16,6 +16,11 @@ def prepare_process(config: EngineConfig) -> None:
     if config.kv_connector == "nixl-pull":
         for name, value in _side_channel().items():
             os.environ.setdefault(name, value)  # for engines of several hosts, users set them
+    join_logs()
+
+
+def join_logs() -> None:
+    """What vLLM logs goes where our own log does."""
     vllm_log, our_log = logging.getLogger("vllm"), logging.getLogger("dynrt")
     vllm_log.handlers[:] = our_log.handlers
     vllm_log.propagate = False

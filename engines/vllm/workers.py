@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Protocol
 
 import torch
 
+from dynrt.engines.vllm.environment import join_logs
 from dynrt.engines.vllm.layout import CacheLayout
 from dynrt.engines.vllm.link import Link
 from dynrt.engines.vllm.ranks import OneRank, StepMetadata
+from dynrt.runtime.logs import set_up_logs
 from dynrt.transfer.ranks.server import RankServer
+
+log = logging.getLogger("dynrt.engine")
 
 
 class WorkerHalf(Protocol):
@@ -60,6 +65,8 @@ class RankWorkerHalf:
     _server: RankServer
 
     def __init__(self, socket_path: str) -> None:
+        set_up_logs()
+        join_logs()
         self._socket_path = socket_path
         self._step: int | None = None
 
@@ -71,6 +78,7 @@ class RankWorkerHalf:
         enter = partial(_enter_device, layout.regions[0].device)
         self._server = RankServer(self._socket_path, rank, layout.geometry, layout.regions, enter)
         self._server.start()
+        log.info("rank is up", extra={"rank": rank, "pid": os.getpid()})
         _unlink_shared_memory()
 
     def begin_step(self, metadata: StepMetadata) -> None:
