@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ from dynrt.transfer.ranks.remote import RemoteRank, StepLayer
 
 SOCKET_KEY = "dynrt_ranks"
 COME_LIMIT_S = 30.0  # they come before vLLM says that it is loaded
+SWITCH_S = (
+    0.1e-3  # vLLM's processes await each other in busy loops: other threads shall not wait 5 ms for each call
+)
 
 
 @dataclass
@@ -67,6 +71,7 @@ class RankProcesses:
         self._listener = RankListener(num_ranks)
         self._ranks: list[RemoteRank] = []
         self._num_steps = 0
+        sys.setswitchinterval(SWITCH_S)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +15,7 @@ import torch
 from dynrt.engines.vllm.environment import join_logs
 from dynrt.engines.vllm.layout import CacheLayout
 from dynrt.engines.vllm.link import Link
-from dynrt.engines.vllm.ranks import OneRank, StepMetadata
+from dynrt.engines.vllm.ranks import SWITCH_S, OneRank, StepMetadata
 from dynrt.runtime.logs import set_up_logs
 from dynrt.transfer.ranks.server import RankServer
 
@@ -67,6 +68,7 @@ class RankWorkerHalf:
     def __init__(self, socket_path: str) -> None:
         set_up_logs()
         join_logs()
+        sys.setswitchinterval(SWITCH_S)
         self._socket_path = socket_path
         self._step: int | None = None
 
