@@ -155,18 +155,27 @@ class ZmqRouter(Generic[Sent, Received]):
 
     def _drain_again(self) -> None:
         self._redrain = None
-        self._drain()
+        if self._is_readable():
+            self._drain()
 
     def _drain(self) -> None:
+        """The descriptor tells that there is something to read, and now and then when there is not."""
         socket = self._socket
         for _ in range(DRAIN_BATCH):
-            if not int(socket.getsockopt(zmq.EVENTS)) & READABLE:  # cheaper than to read in vain
+            try:
+                identity, payload = socket.recv(AT_ONCE), socket.recv(AT_ONCE)
+            except zmq.Again:
                 return
-            identity, payload = socket.recv(AT_ONCE), socket.recv(AT_ONCE)
             while socket.getsockopt(zmq.RCVMORE):
                 payload += socket.recv(AT_ONCE)
             self._receive(identity, payload)
+            if not self._is_readable():
+                return
         self._drain_soon()
+
+    def _is_readable(self) -> bool:
+        """Cheaper than to read in vain."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & READABLE)
 
     def _receive(self, identity: bytes, payload: bytes) -> None:
         incarnation = identity.decode(errors="replace").removesuffix(HEARTBEAT_SUFFIX)
