@@ -237,9 +237,14 @@ def pair_mismatch(prefill: Worker, decode: Worker) -> Mismatch | None:
     if ours.kv_connector != theirs.kv_connector:
         return Mismatch("kv_connector", ours.kv_connector, theirs.kv_connector)
     if ours.kv_connector != "layerwise":
-        return None  # vLLM's connectors compare their layouts when they meet
+        return _find_other_hash(ours.geometry[0].order, theirs.geometry[0].order)
     mapping = map_kv(ours.geometry, theirs.geometry)
     return mapping if isinstance(mapping, Mismatch) else None
+
+
+def _find_other_hash(ours: str, theirs: str) -> Mismatch | None:
+    """All that is told of caches that vLLM's connectors move. Sizes they compare themselves, when they meet."""
+    return None if ours == theirs else Mismatch("vLLM's compatibility hash", ours, theirs)
 
 
 def introduction(register: Register, will_push: bool) -> ConnectPeer:

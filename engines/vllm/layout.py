@@ -57,10 +57,11 @@ def layout_of(
     )
 
 
-def unmapped_geometry_of(kv_cache_config: KVCacheConfig) -> KvGeometry:
+def unmapped_geometry_of(kv_cache_config: KVCacheConfig, compatibility_hash: str) -> KvGeometry:
     """Of a rank's cache that vLLM's own connector moves, whatever it is made of: its size, for the planner.
 
-    As if a token's bytes were one head's key and value in elements of two bytes.
+    As if a token's bytes were one head's key and value in elements of two bytes. Its order is vLLM's: of equal ones,
+    `compatibility_hash` is the same.
     """
     groups = kv_cache_config.kv_cache_groups
     block_size = groups[0].kv_cache_spec.block_size
@@ -72,7 +73,7 @@ def unmapped_geometry_of(kv_cache_config: KVCacheConfig) -> KvGeometry:
         num_kv_heads=1,
         head_size=page_bytes // (2 * block_size * DTYPE_BYTES["bfloat16"]),
         dtype="bfloat16",
-        order="block,vllm",
+        order=f"block,vllm-{compatibility_hash[:16]}",
     )
 
 

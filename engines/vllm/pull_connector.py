@@ -11,9 +11,14 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPullConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlHandshakePayload
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -32,10 +37,18 @@ class PullConnector(NixlPullConnector):
         with _cores_left_alone() if current_platform.is_cpu() else nullcontext():
             super().__init__(vllm_config, role, kv_cache_config)
         if role is KVConnectorRole.SCHEDULER:
-            num_ranks = vllm_config.parallel_config.tensor_parallel_size
             self._link = link_of(vllm_config)
-            assert isinstance(self._link.ranks, UnseenRanks)
-            self._link.ranks.geometry = num_ranks * [unmapped_geometry_of(kv_cache_config)]
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """To the scheduler's half, when all ranks have their caches: what they will tell each other's like."""
+        super().set_xfer_handshake_metadata_pp_aware(metadata)
+        payloads = [payload for payload in metadata.values() if isinstance(payload, NixlHandshakePayload)]
+        assert isinstance(self._link.ranks, UnseenRanks) and len(payloads) == len(metadata)
+        self._link.ranks.geometry = [
+            unmapped_geometry_of(self._kv_cache_config, payload.compatibility_hash) for payload in payloads
+        ]
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         self._link.step = seen_in(scheduler_output)

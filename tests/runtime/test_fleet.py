@@ -171,17 +171,22 @@ def test_engine_that_joins_and_fits_nobody_is_told(
     )
 
 
-def test_own_connectors_pair_with_their_like_at_once(setting: Setting) -> None:
-    """Whatever their layouts are: vLLM's connectors compare them themselves."""
-    setting.add("p", "prefill", kv_connector="nixl-pull")
-    setting.add("d", "decode", kv_connector="nixl-pull", geometry=geometry(dtype="bfloat16"))
+def test_own_connectors_pair_with_their_like_at_once(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that counts is vLLM's own word for what they are."""
+    own = {"kv_connector": "nixl-pull"}
+    setting.add("p", "prefill", geometry=geometry(order="block,vllm-a"), **own)
+    setting.add("d", "decode", geometry=geometry(order="block,vllm-a", block_size=24), **own)
+    setting.add("other", "decode", geometry=geometry(order="block,vllm-b"), **own)
     setting.add("ours", "decode")
     assert [news for news in setting.observer.news if news[0] == "pair"] == [("pair", "p", "d")]
     assert not [message for _to, message in setting.channel.take() if isinstance(message, ConnectPeer)]
-    prefill, ours = setting.fleet.by_id("p"), setting.fleet.by_id("ours")
-    assert prefill is not None and ours is not None
-    told = "kv_connector is 'nixl-pull' on prefill and 'layerwise' on decode"
-    assert str(pair_mismatch(prefill, ours)) == told
+    reasons = [vars(record)["because"] for record in caplog.records if record.message == MISFITS]
+    assert reasons == [
+        "vLLM's compatibility hash is 'block,vllm-a' on prefill and 'block,vllm-b' on decode",
+        "kv_connector is 'nixl-pull' on prefill and 'layerwise' on decode",
+    ]
 
 
 def test_numbers_of_blocks_may_differ(setting: Setting) -> None:
