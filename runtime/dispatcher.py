@@ -61,6 +61,7 @@ class Dispatcher:
         self._metrics = metrics
         self._group = group
         self._watches: set[asyncio.Task[None]] = set()
+        self._is_ending = False
         self._change = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._now = loop.time
@@ -150,6 +151,8 @@ class Dispatcher:
 
     def _join(self, register: Register) -> None:
         """An engine that nobody here started. On this host its end is seen like that of our own."""
+        if self._is_ending:
+            return  # it asks again, and the next runtime answers
         worker_id = f"{register.role}-{register.incarnation[:8]}"
         on_this_host = register.host == host_id()
         process = self._supervisor.adopt(register.pid) if on_this_host else None
@@ -163,7 +166,8 @@ class Dispatcher:
             task.add_done_callback(self._watches.discard)
 
     def stop_watching(self) -> None:
-        """Engines that joined outlive this runtime: nobody may wait for their end."""
+        """Engines that joined outlive this runtime: nobody may wait for their end, and no more are taken."""
+        self._is_ending = True
         for task in self._watches:
             task.cancel()
 

@@ -117,15 +117,18 @@ class SimWorld:
     @asynccontextmanager
     async def runtime(self, **config: object) -> AsyncIterator[Runtime]:
         """Up, and at the end checked: nothing is open or held anywhere, and no memory was touched wrongly."""
-        settings = RuntimeConfig(model=str(self._model_dir), start_timeout_s=60.0, **config)  # type: ignore[arg-type]
-        runtime = Runtime(
-            settings, channel=self.channel, spawner=self, offload=InlineOffload(), randomness=self.random
-        )
-        async with runtime:
+        async with self.unsettled_runtime(**config) as runtime:
             yield runtime
             await self.settle(runtime)
         assert [violation for engine in self.engines for violation in engine.memory.violations] == []
         assert not any(engine.is_alive for engine in self.engines if engine.is_spawned)
+
+    def unsettled_runtime(self, **config: object) -> Runtime:
+        """To be entered; what is under way at its end is cut off."""
+        settings = RuntimeConfig(model=str(self._model_dir), start_timeout_s=60.0, **config)  # type: ignore[arg-type]
+        return Runtime(
+            settings, channel=self.channel, spawner=self, offload=InlineOffload(), randomness=self.random
+        )
 
     async def complete(self, runtime: Runtime, num_workers: int) -> None:
         """So many workers are up, and all pairs of them are connected."""

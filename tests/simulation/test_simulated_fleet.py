@@ -225,6 +225,17 @@ def test_hung_engine_that_joined_does_not_hold_up_the_end(tiny_model_dir: Path) 
     run_virtually(main())
 
 
+def test_engine_that_joins_while_the_runtime_ends_does_not_hold_it_up(tiny_model_dir: Path) -> None:
+    async def main() -> None:
+        world = SimWorld(tiny_model_dir)
+        async with world.unsettled_runtime(prefill=0):
+            world.living("decode")[0].harm("hang")  # so that the end takes a while
+            joined = world.join("decode")
+        assert world.living() == [joined], "it is not ours to end"
+
+    run_virtually(main())
+
+
 def test_joined_engine_that_dies_or_hangs_is_lost(tiny_model_dir: Path) -> None:
     async def main() -> None:
         world = SimWorld(tiny_model_dir)
