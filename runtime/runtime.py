@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import secrets
 import time
@@ -13,45 +12,31 @@ from typing import Any, Self
 
 import msgspec
 
-from dynrt.engines.models.resolve import ModelDir
 from dynrt.engines.token_bytes import TokenBytes
 from dynrt.planner.admission import AdmissionLimits
 from dynrt.planner.planner import Planner
-from dynrt.runtime.attempts import Attempts
 from dynrt.runtime.channel import Channel
 from dynrt.runtime.config import RuntimeConfig, check_config
-from dynrt.runtime.dispatcher import Dispatcher
-from dynrt.runtime.engine_slots import engine_slots
 from dynrt.runtime.errors import (
-    ConfigError,
     ModelNotFoundError,
     NoWorkerError,
     OverloadedError,
 )
 from dynrt.runtime.fleet import Fleet
 from dynrt.runtime.http_counts import HttpCounts
-from dynrt.runtime.messages import SamplingParams, Shutdown, Status
-from dynrt.runtime.metrics import Metrics
+from dynrt.runtime.messages import SamplingParams, Status
 from dynrt.runtime.model import find_model
 from dynrt.runtime.offload import Offload, ThreadOffload
-from dynrt.runtime.planning import RETRY_AFTER_S, PlannerActor
+from dynrt.runtime.parts import Parts
+from dynrt.runtime.planning import RETRY_AFTER_S
 from dynrt.runtime.prompts import PromptEncoder
 from dynrt.runtime.request_check import check_prompt
-from dynrt.runtime.request_life import LEASE_S, RequestLife
+from dynrt.runtime.request_life import RequestLife
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
-from dynrt.runtime.supervisor import Supervisor
 from dynrt.runtime.tokenizing import Tokenizing
 from dynrt.runtime.tracing import Trace, open_tracing
-from dynrt.runtime.transfer_manager import TransferManager
 from dynrt.runtime.zmq_channel import ZmqChannel
-from dynrt.transfer.ledger import HandoffLedger, LedgerLimits
-
-log = logging.getLogger("dynrt.runtime")
-
-STATUS_TIMEOUT_S = 10.0
-# A reservation may queue behind a full decode worker for as long as its client is ready to wait.
-_LEDGER_LIMITS = LedgerLimits(reserve_answer_s=600.0, settle_s=5.0, lease_s=LEASE_S, max_open=8192)
 
 
 class Runtime:
@@ -86,8 +71,7 @@ class Runtime:
         self._created = int(time.time())
         self._card: ModelCard | None = None
         self._card_changes = 0  # of the fleet, up to the card
-        self._is_assembled = False  # the parts are there: the model has been found
-        self._tasks: list[asyncio.Task[None]] = []
+        self._parts: Parts | None = None  # until the model has been found
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -104,14 +88,15 @@ class Runtime:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._draining = True
-        self._stop()
+        if self._parts is not None:
+            self._parts.stop()
         try:
             await self._group.__aexit__(kind, error, trace)
         except BaseExceptionGroup as failures:
             raise _sole(failures) from None
         finally:
-            if self._is_assembled:
-                self._fleet.disband()
+            if self._parts is not None:
+                self._parts.fleet.disband()
             self._channel.close()
             try:
                 await self._offload.run(self._tracing.close)
@@ -120,16 +105,7 @@ class Runtime:
 
     async def engine_joined(self) -> None:
         """Until there is an engine: at once, unless all of them join by themselves. Raises ConfigError."""
-        limit_s = self._config.start_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                while not len(self._fleet):
-                    await self._dispatcher.changed()
-        except TimeoutError:
-            raise ConfigError(
-                f"no engine has joined {self._channel.address} within {limit_s:g} s; "
-                "start one with `dynrt engine --join`"
-            ) from None
+        await self._assembled.engine_joined()
 
     def drain(self) -> None:
         """Take no new requests; those under way go on."""
@@ -139,83 +115,21 @@ class Runtime:
         self._model = await find_model(self._config.model, self._offload)
         prompts = await self._offload.run(lambda: PromptEncoder.from_dir(self._model.path))
         self._tokenizing = Tokenizing(prompts, self._offload)
-        self._assemble(self._model)
-        self._channel.open(self._dispatcher.on_message)
-        log.info("engines join here", extra={"runtime": self._id, "address": self._channel.address})
-        self._tasks = [
-            self._group.create_task(self._planner.run(), name="planner"),
-            self._group.create_task(self._transfers.run(), name="transfer manager"),
-            self._group.create_task(self._supervisor.run(), name="supervisor"),
-            self._group.create_task(self._dispatcher.surface_failures(), name="messages"),
-            self._group.create_task(self._dispatcher.watch_for_hangs(), name="hang watch"),
-            self._group.create_task(self._supervisor.keep(self._channel.address), name="engines"),
-        ]
-        await self._wait_until_complete()
+        planner = self._make_planner(self._random)
+        parts = (self._id, self._config, self._model, self._channel, self._spawner, planner, self._group)
+        self._parts = Parts(*parts)
+        self._parts.start()
+        await self._parts.complete()
         self._started = True
-
-    def _assemble(self, model: ModelDir) -> None:
-        config = self._config
-        self._metrics = Metrics(model.name)
-        self._fleet = Fleet(self._id, model.name, config.heartbeat_interval_s, self._channel)
-        self._planner = PlannerActor(
-            self._make_planner(self._random),
-            lambda incarnation, wanted: self._dispatcher.tell(incarnation, wanted),
-            self._metrics,
-        )
-        self._supervisor = Supervisor(engine_slots(config, model), self._spawner, self._on_exit)
-        self._attempts = Attempts(
-            self._fleet,
-            self._planner,
-            self._metrics,
-            lambda incarnation, message: self._dispatcher.tell(incarnation, message),
-            lambda: self._dispatcher.changed(),
-        )
-        self._dispatcher = Dispatcher(
-            config, self._fleet, self._planner, self._supervisor, self._attempts, self._metrics, self._group
-        )
-        self._transfers = TransferManager(
-            HandoffLedger(_LEDGER_LIMITS),
-            self._dispatcher.tell,
-            self._dispatcher.kill_suspect,
-            self._attempts.on_decided,
-        )
-        self._attempts.transfers = self._dispatcher.transfers = self._transfers
-        self._fleet.observer = self._dispatcher
-        self._is_assembled = True
 
     def _own_planner(self, randomness: random.Random) -> Planner:
         limits = AdmissionLimits(self._config.max_ttft_s, self._config.max_waiting_requests)
         return Planner(randomness, index_bytes=self._config.index_memory_bytes, limits=limits)
 
-    def _on_exit(self, worker_id: str, status: int) -> None:
-        self._dispatcher.engine_ended(worker_id, status)
-
-    async def _wait_until_complete(self) -> None:
-        """Every configured engine has registered, and every pair that can hand off is connected."""
-        try:
-            async with asyncio.timeout(self._config.start_timeout_s):
-                while self._supervisor.missing():
-                    await self._dispatcher.changed()
-                self._fleet.check_partners()
-                while list(self._fleet.pairs_to_connect()):
-                    await self._dispatcher.changed()
-        except TimeoutError:
-            missing = ", ".join(self._supervisor.missing()) or "a connection between engines"
-            raise ConfigError(
-                f"not ready after {self._config.start_timeout_s:g} s: {missing} is missing"
-            ) from None
-
-    def _stop(self) -> None:
-        if not self._is_assembled:
-            return
-        for worker in self._fleet:
-            if self._supervisor.slot_of(worker.register.spawn_token) is not None:
-                self._dispatcher.tell(worker.incarnation, Shutdown())  # one that joined outlives us
-        self._attempts.end_requests(OverloadedError("the runtime has ended; send the request elsewhere"))
-        self._dispatcher.stop_watching()
-        self._transfers.stop()
-        for task in self._tasks:
-            task.cancel()
+    @property
+    def _assembled(self) -> Parts:
+        assert self._parts is not None, "the runtime has not been entered"
+        return self._parts
 
     @property
     def model_path(self) -> str:
@@ -226,13 +140,13 @@ class Runtime:
 
     def models(self) -> list[ModelCard]:
         """Empty until the first engine has registered: it knows its limits."""
-        if self._is_assembled and self._fleet.changes != self._card_changes:
-            self._card_changes = self._fleet.changes
-            self._card = self._new_card() or self._card  # the last known: engines come back
+        if self._parts is not None and self._parts.fleet.changes != self._card_changes:
+            self._card_changes = self._parts.fleet.changes
+            self._card = self._new_card(self._parts.fleet) or self._card  # the last known: engines come back
         return [] if self._card is None else [self._card]
 
-    def _new_card(self) -> ModelCard | None:
-        registers = [worker.register for worker in self._fleet]
+    def _new_card(self, fleet: Fleet) -> ModelCard | None:
+        registers = [worker.register for worker in fleet]
         if not registers:
             return None
         context_length = min(register.context_length for register in registers)
@@ -246,7 +160,7 @@ class Runtime:
             return "the server is shutting down"
         if not self._started:
             return "the engines are loading"
-        if not len(self._fleet):
+        if not len(self._assembled.fleet):
             return "no engine is up"
         return None
 
@@ -255,14 +169,14 @@ class Runtime:
 
     def count_http(self, counts: HttpCounts) -> None:
         """What an endpoint has answered since it said so last."""
-        if self._is_assembled:
-            self._metrics.count_http(counts)
+        if self._parts is not None:
+            self._parts.metrics.count_http(counts)
 
     async def metrics(self) -> bytes:
         return self.metrics_text()
 
     def metrics_text(self) -> bytes:
-        return self._dispatcher.metrics_text() if self._is_assembled else b""
+        return b"" if self._parts is None else self._parts.dispatcher.metrics_text()
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """Token ids of `text`, packed."""
@@ -316,20 +230,21 @@ class Runtime:
         `sink` takes the events of a request that has a frame past this generator, where it can; it costs less.
         """
         self._admit(request)
+        attempts = self._assembled.attempts
         life, trace = self._begin(request, sink)
         outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
         failure: Exception | None = None
-        self._attempts.open_requests += 1
+        attempts.open_requests += 1
         try:
             async for output in outputs:
-                self._attempts.output_passed(life)
+                attempts.output_passed(life)
                 yield output
         except Exception as error:
             failure = error
             raise
         finally:
             await outputs.aclose()
-            self._attempts.request_ended(life, trace, failure)
+            attempts.request_ended(life, trace, failure)
 
     def _begin(self, request: GenerateRequest, sink: FrameSink | None) -> tuple[RequestLife, Trace]:
         key = self._random.randbytes(16)
@@ -343,31 +258,27 @@ class Runtime:
             request,
             self._sampling(request),
             request.local_prefill or self._config.local_prefill,
-            self._attempts,
+            self._assembled.attempts,
             sink if request.frame is not None else None,
         )
         return life, trace
 
     async def status(self) -> dict[str, Status]:
         """The inside of every engine, by worker id."""
-        workers = list(self._fleet)
-        answers = await asyncio.gather(*(worker.ask(STATUS_TIMEOUT_S) for worker in workers))
-        return {worker.id: answer for worker, answer in zip(workers, answers, strict=True)}
+        return await self._assembled.status()
 
     def pids(self) -> dict[str, int]:
         """The engine processes' pids, by worker id."""
-        return {worker.id: worker.register.pid for worker in self._fleet}
+        return {worker.id: worker.register.pid for worker in self._assembled.fleet}
 
     def idle(self) -> bool:
         """Nothing is open, on the way or waiting in a mailbox."""
-        mailboxes = self._planner.mailbox_size + self._transfers.mailbox_size + self._supervisor.mailbox_size
-        waiting = mailboxes + self._channel.backlog() + self._transfers.open_handoffs
-        return waiting + self._attempts.open_requests == 0 and self._planner.is_idle()
+        return self._assembled.idle()
 
     # --- admission --------------------------------------------------------------------------------
 
     def _check_up(self) -> None:
-        reason = self.ready() if self._draining or not self._is_assembled else None
+        reason = self.ready() if self._draining or self._parts is None else None
         if reason is not None:
             raise OverloadedError(f"{reason}; try again in a moment", retry_after_s=RETRY_AFTER_S)
 
@@ -381,7 +292,7 @@ class Runtime:
                 f"model {request.model!r} is not served here; {cards[0].name!r} is", param="model"
             )
         limit = self._config.max_open_requests
-        if self._attempts.open_requests >= limit:
+        if self._assembled.attempts.open_requests >= limit:
             raise OverloadedError(
                 f"{limit} requests are open, the limit; try again in a moment", retry_after_s=RETRY_AFTER_S
             )
