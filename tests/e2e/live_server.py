@@ -24,7 +24,7 @@ from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.messages import pack_ids
 from dynrt.runtime.spawner import dynrt_command
 
-START_S = 90.0  # engines import torch: 4 s each on an idle machine
+START_S = 300.0  # engines import torch: 4 s each on an idle machine, far longer on a busy one
 DEADLINE_S = 30.0  # for whatever has no limit of its own
 POLL_S = 0.02
 

@@ -63,6 +63,14 @@ def orphaned_shared_memory() -> set[str]:
     return posix | system_v
 
 
+def shared_memory_of(pids: Iterable[int]) -> set[str]:
+    """Segments in /dev/shm that they have mapped or open, and those of System V that they have made."""
+    makers = set(pids)
+    segments = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    system_v = {f"shmid {fields[1]}" for fields in segments if int(fields[4]) in makers}
+    return system_v.union(*map(_shared_memory_of, makers))
+
+
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 

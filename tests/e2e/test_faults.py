@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from live_server import START_S, eventually, greedy, is_clean, outcome_of, prompt, tokens_of
-from process_tree import descendants, open_fds, orphaned_shared_memory
+from process_tree import descendants, open_fds, orphaned_shared_memory, shared_memory_of
 from tiny_model import write_tiny_model
 
 from dynrt.runtime import GenerateRequest, Runtime, RuntimeConfig
@@ -98,10 +98,11 @@ async def test_workers_lost(
     moment: Callable[[Runtime], object],
 ) -> None:
     await eventually(lambda: set(runtime.pids()) == WORKERS, START_S)
-    before, fds_before, shm_before = runtime.pids(), await fds_of(runtime), orphaned_shared_memory()
+    before, fds_before = runtime.pids(), await fds_of(runtime)
     cold = msgspec.structs.replace(request_, salt=secrets.token_hex(4))  # no cached prefix shortens it
     affected = asyncio.create_task(outcome_of(runtime, cold))
     await eventually(lambda: moment(runtime))
+    shm = shared_memory_of(before[victim] for victim in victims)
     for victim in victims:
         os.kill(before[victim], fault)
     bystander = asyncio.create_task(outcome_of(runtime, SHORT))
@@ -119,7 +120,7 @@ async def test_workers_lost(
     await eventually(lambda: is_clean(runtime))
     assert engine_pids() == set(runtime.pids().values())
     await eventually(lambda: holds_fds(runtime, fds_before, WORKERS - victims))
-    await eventually(lambda: orphaned_shared_memory() <= shm_before)
+    await eventually(lambda: shm.isdisjoint(orphaned_shared_memory()))
 
 
 def is_right(outcome: list[int] | DynrtError, expected: list[int]) -> bool:

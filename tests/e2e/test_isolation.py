@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from live_server import Command, client_of, command, complete, eventually, prompt, serving
-from process_tree import descendants, is_alive, listening, orphaned_shared_memory
+from process_tree import descendants, is_alive, listening, orphaned_shared_memory, shared_memory_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -28,13 +28,13 @@ if "--lifeline" in sys.orig_argv:
 
 async def test_no_engine_outlives_its_runtime(tiny_model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(GRANDCHILD)
-    shm_before = orphaned_shared_memory()
     environment = {"PYTHONPATH": str(tmp_path)}
     async with serving(tmp_path / "log", tiny_model_dir, environment=environment) as server:
         family = descendants(server.pid)
         assert len(family) == 4, "two engines with a child each"
+        shm = shared_memory_of(family)
         await runtime_killed(server, family)
-    await eventually(lambda: orphaned_shared_memory() <= shm_before)
+    await eventually(lambda: shm.isdisjoint(orphaned_shared_memory()))
 
 
 async def test_no_engine_outlives_a_runtime_killed_during_the_start(
