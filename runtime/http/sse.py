@@ -150,8 +150,8 @@ class EventStream:
         if transport is None or transport.is_closing():
             raise ClientLeftError
         transport.write(self.outflow.framed(events))
-        await self._write_watched(self._request.writer.drain())
         self.outflow.look()
+        await self._write_watched(self._request.writer.drain())
 
     async def _write_watched(self, write: Awaitable[None]) -> None:
         self._note_write(True)

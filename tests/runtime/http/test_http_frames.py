@@ -28,9 +28,23 @@ class FramingBackend(ScriptedBackend):
         super().__init__()
         self.taken = 0
         self.refused = asyncio.Event()
+        self.late: tuple[bytes, list[int]] | None = None  # brought when the request has been cut off
+        self.late_taken: list[bool] = []
+        self.left = asyncio.Event()
 
     async def generate(
         self, request: GenerateRequest, sink: FrameSink | None = None
+    ) -> AsyncGenerator[GenerateOutput, None]:
+        try:
+            async for output in self._framed(request, sink):
+                yield output
+        finally:
+            if self.late is not None and sink is not None:
+                self.late_taken.append(sink.take(*self.late))
+            self.left.set()
+
+    async def _framed(
+        self, request: GenerateRequest, sink: FrameSink | None
     ) -> AsyncGenerator[GenerateOutput, None]:
         async for output in super().generate(request):
             if request.frame is None or not output.text:
@@ -133,3 +147,18 @@ def numbered(count: int) -> Iterator[GenerateOutput]:
     for number in range(count):
         last = "length" if number == count - 1 else None
         yield GenerateOutput([number], f"{str(number) * 2000} ", last)
+
+
+async def test_events_that_come_late_never_reach_the_descriptor_of_a_lost_connection(
+    connect: Connect, backend: FramingBackend
+) -> None:
+    """It may be another client's by then; the request's own task ends only later."""
+    backend.late = (b"data: late\n\n", [9])
+    backend.script = [GenerateOutput([1], "a"), asyncio.Event()]
+    connection = await connect()
+    connection.send(http_request(CHAT, chat(stream=True)))
+    await connection.until(b"\n\n")
+    connection.abort()
+    async with asyncio.timeout(10):
+        await backend.left.wait()
+    assert backend.late_taken == [False]
