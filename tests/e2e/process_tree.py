@@ -85,8 +85,11 @@ def _state_and_parent(pid: int) -> tuple[str, int]:
 
 def _links(pid: int) -> Iterator[str]:
     try:
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            yield os.readlink(entry.path)
+        with os.scandir(
+            f"/proc/{pid}/fd"
+        ) as entries:  # left in the middle, it would warn when it is collected
+            for entry in entries:
+                yield os.readlink(entry.path)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return  # it, or that descriptor, has gone meanwhile
 
