@@ -104,7 +104,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 async def _bench(arguments: argparse.Namespace) -> int:
     report = new_report("overlap")
-    cases = link_cases(quick=arguments.quick) if arguments.links else model_cases(quick=arguments.quick)
+    cases = _cases(arguments)
     prefill_s: dict[tuple[Any, ...], float] = {}  # without a push
     with tempfile.TemporaryDirectory(prefix="dynrt-bench-") as directory:
         for number, case in enumerate(cases):
@@ -123,6 +123,12 @@ async def _bench(arguments: argparse.Namespace) -> int:
             _report(case, measured, report)
             print(f"overlap: {number + 1} of {len(cases)}: {report.cases[-1]}", file=sys.stderr, flush=True)
     return finish(report, arguments.json)
+
+
+def _cases(arguments: argparse.Namespace) -> list[Case]:
+    if arguments.links:
+        return link_cases(quick=arguments.quick)
+    return model_cases(quick=arguments.quick, engine=arguments.engine)
 
 
 async def _config(case: Case, arguments: argparse.Namespace, directory: Path) -> EngineConfig:
@@ -275,8 +281,7 @@ def _add_bars(
         bars.append(at_least(f"share hidden, {name}", 100 * hidden, "%", 97 if case.ratio else 90))
     if case.model is None:
         bars.append(at_most(f"CPU of the push, {name}", 100 * measured.cpu_share, "%", 100 * MAX_CPU_SHARE))
-    else:
-        bars.append(at_most(f"first decode later, {name}", 100 * late, "%", 100 * MAX_LATE_SHARE))
+    bars.append(at_most(f"first decode later, {name}", 100 * late, "%", 100 * MAX_LATE_SHARE))
     bars.append(at_least(f"runs that decode as they should, {name}", 100 * measured.right, "%", 90))
 
 

@@ -38,11 +38,19 @@ SHARED = [
 SLOW = [Case(128, 2048, runs=8), Case(512, 2048, runs=8), Case(2000, 2048, runs=6), Case(2000, 512, runs=6)]
 
 
-def model_cases(*, quick: bool) -> list[Case]:
-    """A real model, over shared memory."""
+def model_cases(*, quick: bool, engine: str) -> list[Case]:
+    """A real model, over shared memory; vLLM, four engines of which share the machine, with the usual prompt alone."""
     if quick:
         return [Case(512, 512, runs=5, model=None)]
-    return [Case(2000, chunk, model=None) for chunk in (512, 2048)]
+    usual = [Case(2000, chunk, model=None) for chunk in (512, 2048)]
+    if engine == "vllm":
+        return usual
+    return [
+        Case(128, 2048, model=None),
+        Case(512, 2048, model=None),
+        *usual,
+        Case(6000, 2048, runs=4, model=None),
+    ]
 
 
 def link_cases(*, quick: bool) -> list[Case]:
