@@ -12,7 +12,7 @@ import pytest
 from live_server import eventually
 from served_runtime import Answer, ServedRuntime, serve
 
-from dynrt.runtime import RuntimeConfig, runtime
+from dynrt.runtime import RuntimeConfig, parts
 
 PROMPT = [20 + position % 400 for position in range(700)]  # 22 of 40 blocks: no two of them fit
 LONG_OUTPUT, OUTPUT = 540, 12
@@ -23,8 +23,8 @@ async def full_decode_workers(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, room_s: float
 ) -> AsyncIterator[tuple[ServedRuntime, list[asyncio.Task[Answer]], Answer]]:
     """Two decode workers, each with a long request of that task, and what the answer to PROMPT must be."""
-    limits = msgspec.structs.replace(runtime._LEDGER_LIMITS, room_s=room_s)
-    monkeypatch.setattr(runtime, "_LEDGER_LIMITS", limits)
+    limits = msgspec.structs.replace(parts._LEDGER_LIMITS, room_s=room_s)
+    monkeypatch.setattr(parts, "_LEDGER_LIMITS", limits)
     config = RuntimeConfig(str(model_dir), dtype="float32", decode=2, local_prefill="never", kv_blocks=40)
     async with serve(config) as served:
         expected = await served.answer(PROMPT, max_tokens=OUTPUT)
