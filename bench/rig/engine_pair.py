@@ -172,7 +172,9 @@ class EnginePair:
         reserved = None
         if mode != "off":
             peer = self._registers["prefill"].incarnation
-            self._send("decode", Submit(key, 0, "reserve", prompt_ids, SAMPLING, peer=peer))
+            # Nobody renews the lease here.
+            reserve = Submit(key, 0, "reserve", prompt_ids, SAMPLING, lease_s=DEADLINE_S, peer=peer)
+            self._send("decode", reserve)
             reserved = await self._next(Reserved)
         if reserved is not None and mode == "layerwise":
             self._arm(reserved)
