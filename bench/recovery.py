@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 import msgspec
-from rig.live_runtime import config, greedy, is_clean, seconds_until, tokens_of
+from rig.live_runtime import config, counter, greedy, is_clean, seconds_until, tokens_of
 from rig.report import Report, at_most, finish, new_report, spread
 from rig.runtime_death import Aftermath, kill_before_joined_engines, kill_with_engines
 
@@ -24,6 +24,8 @@ from dynrt.transfer.options import TransferOptions
 from dynrt.transfer.throttle import LinkSpeed
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 1500, 4
+SHORT_TOKENS = 40
+REMOTE_PLANS = 'dynrt_plans_total{kind="remote"}'
 LINK = LinkSpeed(bytes_per_s=2e6)  # a handoff takes one and a half seconds: there is a middle of it
 HEARTBEAT_S, HEARTBEAT_LIMIT_S = 0.2, 1.0
 LIMIT_S = 60.0
@@ -168,6 +170,7 @@ async def _hit(
         task,
     )
     await seconds_until(lambda: is_clean(runtime), LIMIT_S)
+    await seconds_until(lambda: _hands_off(runtime), LIMIT_S)
     return Seen(detected, answered_at - began_at, memory if survivors else None, outcome, restarted)
 
 
@@ -194,6 +197,13 @@ def _is_lost(runtime: Runtime, before: dict[str, int], victims: tuple[str, ...])
 
 def _is_back(runtime: Runtime, before: dict[str, int], victims: tuple[str, ...]) -> bool:
     return set(runtime.pids()) == set(WORKERS) and _is_lost(runtime, before, victims)
+
+
+async def _hands_off(runtime: Runtime) -> bool:
+    """The pair is connected again: until then, each worker serves alone."""
+    before = counter(runtime, REMOTE_PLANS)
+    await tokens_of(runtime, greedy(SHORT_TOKENS, OUTPUT_TOKENS, Random(time.monotonic_ns())))
+    return counter(runtime, REMOTE_PLANS) > before
 
 
 async def _holds_nothing(
