@@ -85,12 +85,14 @@ class Pacing:
     """Measures writes and layers as they happen, and says how many layers to push at once.
 
     A write's own time begins when the one before it is through: while a link is busy, what was posted only queues.
-    A layer's time depends on how many blocks its step completes.
+    Only writes that queued show what a write costs the link beside its bytes: the others' times hold, too, how long it
+    takes to notice that one is through. A layer's time depends on how many blocks its step completes.
     """
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers
         self._write = LinearFit(EMPTY_WRITE_S)
+        self._queued_write = LinearFit(EMPTY_WRITE_S)
         self._post = LinearFit(EMPTY_WRITE_S)
         self._layer = LinearFit(0.0)
         self._writing = LinearFit(0.0)  # from a layer's begin to its KV
@@ -126,18 +128,20 @@ class Pacing:
     def write_done(self, num_bytes: int, posted_at: float, done_at: float) -> float:
         """A write was seen DONE; its own time."""
         seconds = max(0.0, done_at - max(posted_at, self._link_free_at))
-        self._link_free_at = max(self._link_free_at, done_at)
+        if posted_at < self._link_free_at:
+            self._queued_write.observe(num_bytes, seconds)
         self._write.observe(num_bytes, seconds)
+        self._link_free_at = max(self._link_free_at, done_at)
         return seconds
 
     def layers_per_push(self, num_writes: int, num_blocks: int, layer_bytes: int) -> int:
         """For a step that completes `num_blocks`, `layer_bytes` in each layer, in `num_writes` writes."""
         if not self._has_layers:
             return 1
-        send_s, byte_s = self._write.estimate()
+        send_s, _ = self._queued_write.estimate()
         layer_s = self._layer.at(num_blocks)
         slack_s = SLACK_SHARE * max(0.0, layer_s - self._writing.at(num_blocks))
         post_s = WAKE_S + num_writes * self._post.estimate()[0]
         return layers_per_push(
-            num_writes * send_s, layer_s, layer_bytes * byte_s, self._num_layers, slack_s, post_s
+            num_writes * send_s, layer_s, layer_bytes * self.byte_s, self._num_layers, slack_s, post_s
         )

@@ -112,6 +112,21 @@ def test_a_write_that_waited_for_others_is_not_taken_for_a_slow_one() -> None:
     assert pacing.write_done(1000, posted_at=2.0, done_at=2.5) == 0.5
 
 
+@pytest.mark.parametrize(("behind_another", "expected"), [(False, 1), (True, 2)])
+def test_what_it_takes_to_notice_an_end_is_no_cost_of_a_write(behind_another: bool, expected: int) -> None:
+    """Layers take 1 ms, their bytes 1.2 ms; writes 0.5 ms longer than that, whatever their size."""
+    pacing = Pacing(num_layers=8)
+    pacing.step_begins(num_blocks=4, now=0.0)
+    for layer in range(8):
+        pacing.layer_written(layer, now=layer * 1e-3)
+    now = 0.0
+    for number in range(100):
+        num_layers = 1 + number % 8
+        began_at, now = now, now + num_layers * 1.2e-3 + 0.5e-3
+        pacing.write_done(num_layers * 1000, posted_at=began_at - 0.1e-3 * behind_another, done_at=now)
+    assert pacing.layers_per_push(num_writes=1, num_blocks=4, layer_bytes=1000) == expected
+
+
 def test_a_small_step_after_large_ones_is_known_to_be_fast() -> None:
     pacing = Pacing(num_layers=32)
     for number in range(100):
