@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from live_server import eventually
 from served_runtime import Answer, ServedRuntime, serve
+from tiny_model import write_tiny_model
 
 from dynrt.runtime import RuntimeConfig, parts
 
@@ -48,10 +49,10 @@ def retargets(served: ServedRuntime, outcome: str) -> float:
     return served.metric("dynrt_handoff_retargets_total", outcome=outcome)
 
 
-async def test_a_finished_prompt_goes_elsewhere(
-    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with full_decode_workers(tiny_model_dir, monkeypatch, room_s=0.2) as (served, long, expected):
+async def test_a_finished_prompt_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Deep, so that the long requests outlast all that follows.
+    model_dir = write_tiny_model(tmp_path / "llama", num_layers=24)
+    async with full_decode_workers(model_dir, monkeypatch, room_s=0.2) as (served, long, expected):
         answer = await served.answer(PROMPT, max_tokens=OUTPUT, salt="c")
         assert (answer.token_ids, answer.text, answer.cached_tokens) == (expected.token_ids, expected.text, 0)
         assert (retargets(served, "moved"), retargets(served, "local")) == (1, 1), "prefill decoded on"
