@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, NoReturn
+from typing import Literal
 
 import msgspec
 
@@ -72,40 +72,36 @@ class Attempt:
         self.passage.times.stages.append(self.stage)
         self._decode_samples = first_token_from == "decode" and self.is_remote
         self._awaits_prefill = self._decode_samples
-        self._has_begun = False
+        self.has_begun = False  # a token has been sampled for it
         self._unread: TokenDelta | None = None  # prefill's, until decode's next takes along what it says
         self._arrivals: list[Arrival] = []
         self._failure: AttemptError | DynrtError | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who has read everything and waits for more
 
     @property
     def is_pushed(self) -> bool:
         """Its KV is handed off by our own two ends, of which the ledger keeps account."""
         return self.is_remote and self.pull is None
 
-    @property
-    def has_begun(self) -> bool:
-        """A token has been sampled for it."""
-        return self._has_begun
-
     def arrive(self, arrival: Arrival) -> int:
         """Returns how many tokens of it the reader will get; none once the attempt has failed."""
         if self._failure is not None:
             return 0
-        self._has_begun = True
+        delta = arrival.delta
+        self.has_begun = True
         self._note_times(arrival)
-        if arrival.delta.finish_reason == "error":
-            self.fail(_engines_error(arrival.delta))
+        if delta.finish_reason == "error":
+            self.fail(_engines_error(delta))
             return 0
         if self._decode_samples and arrival.incarnation == self.prefill:
-            self._unread = arrival.delta
+            self._unread = delta
             self._prefill_has_told()
             return 0
         if self._awaits_prefill:
             self._arrivals.append(arrival)
         else:
             self._append(arrival)
-        return len(arrival.delta.token_ids)
+        return len(delta.token_ids)
 
     def _prefill_has_told(self) -> None:
         """Or never will: what came before is read from now on."""
@@ -154,7 +150,7 @@ class Attempt:
             self.passage,
         )
         moved.sampled = self.sampled and msgspec.structs.replace(self.sampled, epoch=epoch)
-        moved._has_begun = True
+        moved.has_begun = True
         return moved
 
     def inherit(self, held: Attempt) -> None:
@@ -194,7 +190,8 @@ class Attempt:
     def _tell(self) -> None:
         """What is there to be read comes before what may pass."""
         self.passage.close()
-        self._news.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def no_room(self, reason: str) -> None:
         """Decode was told to forget it. Should it have begun all the same, only a new attempt knows from where."""
@@ -204,7 +201,7 @@ class Attempt:
     def worker_lost(self, incarnation: str, reason: str) -> None:
         if incarnation == self.decode:
             self.fail(AttemptError(f"its decode worker was lost: {reason}", incarnation))
-        elif incarnation == self.prefill and (not self._has_begun or self._is_pulling):
+        elif incarnation == self.prefill and (not self.has_begun or self._is_pulling):
             self.fail(AttemptError(f"its prefill worker was lost: {reason}", incarnation))
         elif incarnation == self.prefill and self._awaits_prefill:
             self._prefill_has_told()
@@ -217,23 +214,24 @@ class Attempt:
 
     async def read(self) -> list[Arrival]:
         """Everything that arrived since the last read, at least one. Raises what the attempt failed with."""
-        if not self._news.is_set() and not self._arrivals and self.times.first_step is not None:
-            self.passage.open(self.epoch)
-        try:
-            await self._news.wait()
-        finally:
-            self.passage.close()
-        self._news.clear()
+        if self._failure is None and (not self._arrivals or self._awaits_prefill):
+            await self._news()
         if not self._arrivals:
-            self._raise_failure()
+            assert self._failure is not None, "news without arrival or failure"
+            raise self._failure
         arrivals, self._arrivals = self._arrivals, []
-        if self._failure is not None:
-            self._news.set()
         return arrivals
 
-    def _raise_failure(self) -> NoReturn:
-        assert self._failure is not None, "news without arrival or failure"
-        raise self._failure
+    async def _news(self) -> None:
+        """Until there is something to be read; what need not be read passes meanwhile, once decode has begun."""
+        if self.times.first_step is not None and not self._arrivals:
+            self.passage.open(self.epoch)
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+            self.passage.close()
 
 
 def _engines_error(delta: TokenDelta) -> DynrtError:

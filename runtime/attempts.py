@@ -50,6 +50,7 @@ class Attempts:
         self._cached_tokens = metrics.prefill_tokens.labels("cached")
         self._attempts: dict[tuple[bytes, int], Attempt] = {}
         self._passages: dict[bytes, Passage] = {}  # by key: a request has one attempt at a time
+        self._now = asyncio.get_running_loop().time
         self.open_requests = 0
         self.transfers: TransferManager
 
@@ -84,10 +85,17 @@ class Attempts:
         if not attempt.has_begun:
             self._planner.tell(FirstTokenSeen(delta.key))
         arrival = Arrival(delta, worker.incarnation, report.timing)
-        computes = attempt.computes(arrival) or not attempt.is_remote
-        if computes and delta.cached_tokens is not None and attempt.stage.computed_at is None:
+        is_of_prompt = delta.cached_tokens is not None and worker.incarnation == attempt.prefill
+        if is_of_prompt and attempt.stage.computed_at is None:
             _note_prefill(attempt.stage, worker, arrival, ended_at)
         num_tokens = attempt.arrive(arrival)
+        if attempt.is_remote:
+            self._go_on_handing_off(attempt, arrival)
+        elif attempt.holds is not None:
+            self._let_go(attempt, "its prefill worker decodes on by itself")
+        return num_tokens > 0
+
+    def _go_on_handing_off(self, attempt: Attempt, arrival: Arrival) -> None:
         if attempt.pull is not None:
             self._go_on_pulling(attempt, arrival)
         elif attempt.computes(arrival):
@@ -98,8 +106,6 @@ class Attempts:
             self.transfers.tell(first)
         if attempt.is_pushed and not attempt.times.is_complete:
             self._observe_handoff(attempt)
-        self._let_go(attempt, "its prefill worker decodes on by itself")
-        return num_tokens > 0
 
     def _go_on_pulling(self, attempt: Attempt, arrival: Arrival) -> None:
         """The ledger knows nothing of it: decode says by what it had to compute how the handoff came out."""
@@ -164,31 +170,29 @@ class Attempts:
 
     # --- for requests -----------------------------------------------------------------------------
 
-    def request_ended(self, life: RequestLife, trace: Trace, failure: Exception | None) -> None:
+    def request_ended(self, life: RequestLife, trace: Trace | None, failure: Exception | None) -> None:
         """Account for an open request; who has read the last output may well not ask for more."""
         outcome: RequestOutcome = "cancelled" if failure is None else "failed"
         self.open_requests -= 1
-        ended = _ended(life, "finished" if life.finished else outcome, self._now())
+        ended = _ended(life, outcome if life.finish_reason is None else "finished", self._now())
         self._metrics.requests.ended(ended)
-        trace.end(ended, failure)
+        if trace is not None:
+            trace.end(ended, failure)
 
-    def output_passed(self, life: RequestLife) -> None:
-        """The first of each request is its time to first token."""
-        if not life.had_output:
-            life.had_output = True
-            self._metrics.requests.ttft_s.observe(self._now() - life.times.began_at)
+    def first_output(self, life: RequestLife) -> None:
+        self._metrics.requests.ttft_s.observe(self._now() - life.times.began_at)
 
-    async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
+    def plan(self, life: RequestLife, exclude: frozenset[str]) -> Awaitable[Route]:
         request = PlanRequest(
             life.key,
             life.request.salt,
             life.known_ids,
-            life.sampling.max_tokens - len(life.output_ids),
+            life.sampling.max_tokens - len(life.passage.output_ids),
             life.local_prefill,
             exclude,
             life.is_admitted,
         )
-        return await self._route(request)
+        return self._route(request)
 
     async def plan_move(self, life: RequestLife, held: Attempt, tried: frozenset[str]) -> Route:
         """Where the finished prompt of `held` goes on: its prefill worker twice if it must decode by itself.
@@ -201,7 +205,7 @@ class Attempts:
             life.key,
             life.request.salt,
             life.known_ids,
-            life.sampling.max_tokens - len(life.output_ids),
+            life.sampling.max_tokens - len(life.passage.output_ids),
             exclude=frozenset(worker.incarnation for worker in self._fleet) - allowed,
             is_admitted=True,
             prefilled_on=held.prefill,
@@ -242,19 +246,18 @@ class Attempts:
     def open_attempt(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
         self._passages[attempt.key] = attempt.passage
-        self._note_plan(attempt)
+        attempt.stage.planned_at = self._now()
         if attempt.epoch > 0:
             self._metrics.retries.inc()
         if attempt.is_pushed:
             self.transfers.tell(Open(attempt.key, attempt.epoch, attempt.prefill, attempt.decode))
-        self._look_for_workers(attempt)
+        self._find_workers(attempt)
 
     def move_attempt(self, held: Attempt, attempt: Attempt) -> None:
         """The finished prompt of `held` goes on as `attempt`: elsewhere, or on its prefill worker."""
         del self._attempts[held.id]
         self._attempts[attempt.id] = attempt
-        held.stage.ended_at = self._now()
-        self._note_plan(attempt)
+        held.stage.ended_at = attempt.stage.planned_at = self._now()
         if attempt.is_remote:
             self._planner.tell(FirstTokenSeen(attempt.key))
             self.transfers.tell(Move(*held.id, attempt.epoch, attempt.prefill, attempt.decode))
@@ -263,28 +266,27 @@ class Attempts:
         if attempt.sampled is not None:
             self.transfers.tell(attempt.sampled)
         self._metrics.handoff_retargets.labels("moved" if attempt.is_remote else "local").inc()
-        self._look_for_workers(attempt)
-
-    def _note_plan(self, attempt: Attempt) -> None:
-        attempt.stage.planned_at = self._now()
-        attempt.stage.prefill = self._name_of(attempt.prefill)
-        attempt.stage.decode = self._name_of(attempt.decode)
-
-    def _name_of(self, incarnation: str) -> str:
-        worker = self._fleet.get(incarnation)
-        return incarnation if worker is None else worker.id
+        self._find_workers(attempt)
 
     def _let_go(self, attempt: Attempt, reason: str) -> None:
         """Of the pins under a local attempt: it has blocks of its own by now, or is over."""
-        if attempt.holds is not None:
-            self.transfers.tell(Abandon(*attempt.holds, reason))
-            attempt.holds = None
+        assert attempt.holds is not None, "it holds nothing"
+        self.transfers.tell(Abandon(*attempt.holds, reason))
+        attempt.holds = None
 
-    def _look_for_workers(self, attempt: Attempt) -> None:
-        for incarnation in {attempt.prefill, attempt.decode}:
-            if self._fleet.get(incarnation) is None:
-                attempt.worker_lost(incarnation, "it went before the request reached it")
-                self.transfers.tell(Gone(incarnation))  # again: the first time, this handoff was not open
+    def _find_workers(self, attempt: Attempt) -> None:
+        stage = attempt.stage
+        stage.decode = self._find_worker(attempt, attempt.decode)
+        stage.prefill = self._find_worker(attempt, attempt.prefill) if attempt.is_remote else stage.decode
+
+    def _find_worker(self, attempt: Attempt, incarnation: str) -> str:
+        """Its id; or its incarnation, if it has gone since the plan was made."""
+        worker = self._fleet.get(incarnation)
+        if worker is not None:
+            return worker.id
+        attempt.worker_lost(incarnation, "it went before the request reached it")
+        self.transfers.tell(Gone(incarnation))  # again: the first time, this handoff was not open
+        return incarnation
 
     def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
         del self._attempts[attempt.id], self._passages[attempt.key]
@@ -296,7 +298,8 @@ class Attempts:
                 self.tell(incarnation, Cancel(attempt.key, attempt.epoch))
         if attempt.is_pushed:
             self.transfers.tell(Abandon(attempt.key, attempt.epoch, "finished" if finished else reason))
-        self._let_go(attempt, reason)
+        if attempt.holds is not None:
+            self._let_go(attempt, reason)
 
     def prompt_seen(self, num_tokens: int, cached_tokens: int) -> None:
         metrics = self._metrics
@@ -305,10 +308,6 @@ class Attempts:
         metrics.vllm_prompt_tokens.value += num_tokens
         metrics.vllm_cache_queries.value += num_tokens
         metrics.vllm_cache_hits.value += cached_tokens
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _note_prefill(stage: StageTimes, worker: Worker, arrival: Arrival, ended_at: float) -> None:
@@ -326,6 +325,6 @@ def _ended(life: RequestLife, outcome: RequestOutcome, ended_at: float) -> Ended
         life.times,
         ended_at,
         prompt_tokens=len(life.request.prompt_ids) // 4,
-        output_tokens=len(life.output_ids),
+        output_tokens=len(life.passage.output_ids),
         max_tokens=life.sampling.max_tokens,
     )

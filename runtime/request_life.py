@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable
 from typing import Literal, Protocol
 
 import msgspec
@@ -21,6 +19,7 @@ from dynrt.runtime.messages import (
     SamplingParams,
     Submit,
     ToEngine,
+    TokenDelta,
     TokenLogprob,
     pack_ids,
 )
@@ -45,7 +44,7 @@ class Route(msgspec.Struct, frozen=True):
 class Placement(Protocol):
     """What a request needs of the runtime."""
 
-    async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
+    def plan(self, life: RequestLife, exclude: frozenset[str]) -> Awaitable[Route]:
         """Raises NoWorkerError."""
 
     async def plan_move(self, life: RequestLife, held: Attempt, tried: frozenset[str]) -> Route:
@@ -81,6 +80,10 @@ class RequestLife:
         local_prefill: LocalPrefill,
         placement: Placement,
         sink: FrameSink | None = None,
+        *,
+        began_at: float,
+        max_attempts: int,
+        no_worker_wait_s: float,
     ) -> None:
         self.key = key
         self.request = request
@@ -89,103 +92,116 @@ class RequestLife:
         self.finish_reason: FinishReason | None = None
         self.is_admitted = False  # from its first plan on: it may move, but is not turned away any more
         self.cached_tokens: int | None = None
-        self.times = RequestTimes(asyncio.get_running_loop().time())
+        self.times = RequestTimes(began_at)
         self.passage = Passage(self.times, sink)
-        self.had_output = False
         self._placement = placement
-        self._epochs = itertools.count()
+        self._max_attempts = max_attempts
+        self._no_worker_wait_s = no_worker_wait_s
+        self._attempt: Attempt | None = None
+        self._num_attempts = 0
+        self._next_epoch = 0
+        self._reason = ""  # why the last attempt failed
+        self._excluded: frozenset[str] = frozenset()  # workers lost with it
         self._without_room: frozenset[str] = frozenset()  # decode workers, for the prompt computed last
-
-    @property
-    def finished(self) -> bool:
-        return self.finish_reason is not None
-
-    @property
-    def output_ids(self) -> array[int]:
-        return self.passage.output_ids
 
     @property
     def known_ids(self) -> bytes:
         """Prompt and output so far, packed: what the next attempt has to prefill."""
-        return self.request.prompt_ids + pack_ids(self.output_ids)
+        output_ids = self.passage.output_ids
+        return self.request.prompt_ids + pack_ids(output_ids) if output_ids else self.request.prompt_ids
 
-    async def outputs(
-        self, max_attempts: int, no_worker_wait_s: float
-    ) -> AsyncGenerator[GenerateOutput, None]:
-        """Until it is finished. Raises DynrtError; closing it early cancels the request everywhere."""
-        excluded: frozenset[str] = frozenset()
-        reason = ""
-        for _ in range(max_attempts):
-            self._attempt = await self._start(excluded, no_worker_wait_s)
+    async def next(self) -> GenerateOutput:
+        """What came since the last output, until one has a finish_reason. Raises DynrtError."""
+        while True:
+            if self._attempt is None:
+                self._attempt = await self._start()
             try:
-                while not self.finished:
-                    output = self._absorb(await self._arrivals())
-                    self.finish_reason = output.finish_reason
-                    yield output
-                return
+                return self._absorb(await self._attempt.read())
             except AttemptError as failure:
-                reason = failure.reason
-                excluded = frozenset({failure.lost} if failure.lost else ())
-                trace = trace_fields(self.request.traceparent)
-                log.warning(
-                    "request moves", extra={"request": self.request.request_id, "reason": reason, **trace}
-                )
-            finally:
-                self._placement.close_attempt(self._attempt, self.finished, reason or "the client left")
-        raise WorkerLostError(f"gave up after {max_attempts} attempts: {reason}")
+                await self._go_on(self._attempt, failure)
 
-    async def _start(self, excluded: frozenset[str], no_worker_wait_s: float) -> Attempt:
-        route = await self._plan(excluded, no_worker_wait_s)
+    def close(self) -> None:
+        """It is finished, or nobody waits for it: whatever still runs for it ends."""
+        if self._attempt is not None:
+            is_finished = self.finish_reason is not None
+            self._placement.close_attempt(self._attempt, is_finished, self._reason or "the client left")
+            self._attempt = None
+
+    async def _go_on(self, held: Attempt, failure: AttemptError) -> None:
+        """With the finished prompt of the failed attempt, if it is only in want of room, else with another attempt."""
+        if isinstance(failure, NoRoomError):
+            try:
+                self._attempt = await self._move_on(held)
+                return
+            except AttemptError as lost:
+                failure = lost
+        self._reason = failure.reason
+        self._excluded = frozenset({failure.lost} if failure.lost else ())
+        trace = trace_fields(self.request.traceparent)
+        about = {"request": self.request.request_id, "reason": failure.reason, **trace}
+        log.warning("request moves", extra=about)
+        self.close()
+
+    async def _start(self) -> Attempt:
+        if self._num_attempts == self._max_attempts:
+            raise WorkerLostError(f"gave up after {self._max_attempts} attempts: {self._reason}")
+        self._num_attempts += 1
+        route = await self._plan()
         self.is_admitted = True
         self._without_room = frozenset()
         attempt = self._attempt_on(route)
         if attempt.is_remote and route.kv_connector == "nixl-pull":
             attempt.pull = self._submit(attempt, "generate")
         self._placement.open_attempt(attempt)
-        if attempt.is_remote:
-            # Prefill starts computing at once; it does not wait for the reservation.
-            self._placement.tell(route.prefill, self._submit(attempt, "prefill"))
+        if not attempt.is_remote:
+            self._placement.tell(route.decode, self._submit(attempt, "generate"))
+            return attempt
+        # Prefill starts computing at once; it does not wait for the reservation.
+        self._placement.tell(route.prefill, self._submit(attempt, "prefill"))
         if attempt.is_pushed:
             self._placement.tell(route.decode, self._submit(attempt, "reserve"))
-        elif not attempt.is_remote:
-            self._placement.tell(route.decode, self._submit(attempt, "generate"))
         return attempt
 
     def _attempt_on(self, route: Route) -> Attempt:
+        passage = self.passage
         return Attempt(
             self.key,
-            next(self._epochs),
+            self._new_epoch(),
             route.prefill,
             route.decode,
-            self.passage.chars_sent,
+            passage.chars_sent,
             route.first_token_from,
-            len(self.output_ids),
-            self.passage,
+            len(passage.output_ids),
+            passage,
         )
+
+    def _new_epoch(self) -> int:
+        self._next_epoch += 1
+        return self._next_epoch - 1
 
     async def _move_on(self, held: Attempt) -> Attempt:
         """To another decode worker, or on the prefill worker itself, which has the KV of all of the prompt."""
         self._without_room |= {held.decode}
         route = await self._placement.plan_move(self, held, self._without_room)
         is_local = route.decode == held.prefill
-        attempt = self._attempt_on(route) if is_local else held.moved(next(self._epochs), route.decode)
+        attempt = self._attempt_on(route) if is_local else held.moved(self._new_epoch(), route.decode)
         attempt.inherit(held)
         self._placement.move_attempt(held, attempt)
         self._placement.tell(attempt.decode, self._submit(attempt, "generate" if is_local else "reserve"))
         return attempt
 
-    async def _plan(self, excluded: frozenset[str], wait_s: float) -> Route:
+    async def _plan(self) -> Route:
         """Waits a moment for a worker that is being restarted."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_s
+        deadline: float | None = None
         while True:
             try:
-                return await self._placement.plan(self, excluded)
+                return await self._placement.plan(self, self._excluded)
             except NoWorkerError:
-                left_s = deadline - loop.time()
-                if left_s <= 0:
+                now = asyncio.get_running_loop().time()
+                deadline = now + self._no_worker_wait_s if deadline is None else deadline
+                if now >= deadline:
                     raise
-                await self._placement.wait_for_change(left_s)
+                await self._placement.wait_for_change(deadline - now)
 
     def _submit(self, attempt: Attempt, purpose: Purpose) -> Submit:
         return Submit(
@@ -194,7 +210,9 @@ class RequestLife:
             purpose=purpose,
             prompt_ids=self.request.prompt_ids,
             sampling=self.sampling,
-            output_ids=pack_ids(self.output_ids[: attempt.outputs_sent]),
+            output_ids=pack_ids(self.passage.output_ids[: attempt.outputs_sent])
+            if attempt.outputs_sent
+            else b"",
             chars_emitted=attempt.chars_sent,
             salt=self.request.salt,
             lease_s=LEASE_S,
@@ -203,47 +221,43 @@ class RequestLife:
             traceparent=self.request.traceparent,
         )
 
-    async def _arrivals(self) -> list[Arrival]:
-        """What has come; from another decode worker, if this one has no room."""
-        while True:
-            try:
-                return await self._attempt.read()
-            except NoRoomError:
-                self._attempt = await self._move_on(self._attempt)
-
     def _absorb(self, arrivals: list[Arrival]) -> GenerateOutput:
         """Note what came, so that the request can go on elsewhere from here."""
-        token_ids: list[int] = []
+        passage = self.passage
         for arrival in arrivals:
-            self._note_cached(arrival)
-            token_ids.extend(arrival.delta.token_ids)
-            self.passage.note(arrival.delta)
-        last = arrivals[-1].delta
-        text = "".join(arrival.delta.text for arrival in arrivals)
-        return GenerateOutput(
-            token_ids,
-            text,
-            last.finish_reason,
-            last.stop_reason,
-            self.cached_tokens or 0,
-            _joined(arrivals),
-            arrivals[0].delta.prompt_logprobs,
-            b"".join(arrival.delta.frames for arrival in arrivals),
-        )
-
-    def _note_cached(self, arrival: Arrival) -> None:
-        cached_tokens = arrival.delta.cached_tokens
-        if cached_tokens is None:
-            return
-        num_tokens = len(self.known_ids) // 4
-        if self.cached_tokens is None:
-            self.cached_tokens = cached_tokens
-            self._placement.prompt_seen(num_tokens, cached_tokens)
+            delta = arrival.delta
+            if delta.cached_tokens is not None and self.cached_tokens is None:
+                self.cached_tokens = delta.cached_tokens
+                num_tokens = len(self.request.prompt_ids) // 4 + len(passage.output_ids)
+                self._placement.prompt_seen(num_tokens, delta.cached_tokens)
+            passage.note(delta)
+        self.finish_reason = arrivals[-1].delta.finish_reason
+        return _output([arrival.delta for arrival in arrivals], self.cached_tokens or 0)
 
 
-def _joined(arrivals: list[Arrival]) -> list[TokenLogprob] | None:
+def _output(deltas: list[TokenDelta], cached_tokens: int) -> GenerateOutput:
+    """All of them as one; nearly always there is just one."""
+    first, last = deltas[0], deltas[-1]
+    token_ids, text, frames, logprobs = first.token_ids, first.text, first.frames, first.logprobs
+    if len(deltas) > 1:
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        text = "".join([delta.text for delta in deltas])
+        frames = b"".join([delta.frames for delta in deltas])
+        logprobs = _joined([delta.logprobs for delta in deltas])
+    return GenerateOutput(
+        token_ids,
+        text,
+        last.finish_reason,
+        last.stop_reason,
+        cached_tokens,
+        logprobs,
+        first.prompt_logprobs,
+        frames,
+    )
+
+
+def _joined(parts: list[list[TokenLogprob] | None]) -> list[TokenLogprob] | None:
     """Their log probabilities in order; None where they were not asked for."""
-    parts = [arrival.delta.logprobs for arrival in arrivals]
     if None in parts:
         return None
     return [logprob for part in parts if part is not None for logprob in part]

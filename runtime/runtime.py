@@ -232,34 +232,42 @@ class Runtime:
         self._admit(request)
         attempts = self._assembled.attempts
         life, trace = self._begin(request, sink)
-        outputs = life.outputs(self._config.max_attempts, self._config.no_worker_wait_s)
         failure: Exception | None = None
         attempts.open_requests += 1
         try:
-            async for output in outputs:
-                attempts.output_passed(life)
+            output = await life.next()
+            attempts.first_output(life)
+            yield output
+            while output.finish_reason is None:
+                output = await life.next()
                 yield output
         except Exception as error:
             failure = error
             raise
         finally:
-            await outputs.aclose()
+            life.close()
             attempts.request_ended(life, trace, failure)
 
-    def _begin(self, request: GenerateRequest, sink: FrameSink | None) -> tuple[RequestLife, Trace]:
+    def _begin(self, request: GenerateRequest, sink: FrameSink | None) -> tuple[RequestLife, Trace | None]:
+        config, now = self._config, asyncio.get_running_loop().time()
         key = self._random.randbytes(16)
-        request_id, model = request.request_id or key.hex(), self._model.name
-        request = msgspec.structs.replace(request, request_id=request_id, model=model)
-        trace = self._tracing.begin(request, asyncio.get_running_loop().time())
-        if trace.traceparent != request.traceparent:
+        if not request.request_id or not request.model:
+            request = msgspec.structs.replace(
+                request, request_id=request.request_id or key.hex(), model=self._model.name
+            )
+        trace = self._tracing.begin(request, now)
+        if trace is not None:
             request = msgspec.structs.replace(request, traceparent=trace.traceparent)
         life = RequestLife(
             key,
             request,
             self._sampling(request),
-            request.local_prefill or self._config.local_prefill,
+            request.local_prefill or config.local_prefill,
             self._assembled.attempts,
             sink if request.frame is not None else None,
+            began_at=now,
+            max_attempts=config.max_attempts,
+            no_worker_wait_s=config.no_worker_wait_s,
         )
         return life, trace
 

@@ -1,4 +1,4 @@
-"""Traces of requests: what the runtime tells them, and the one that only passes on what the client sent."""
+"""Traces of requests: what the runtime tells them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynrt.runtime.requests import GenerateRequest
 class Trace(Protocol):
     """Of one request."""
 
-    traceparent: str  # for whoever works on it; empty without a trace
+    traceparent: str  # for whoever works on it
 
     def end(self, ended: EndedRequest, error: BaseException | None) -> None:
         """Called once, when all times are known. `error`: what the request failed with."""
@@ -21,26 +21,15 @@ class Trace(Protocol):
 class Tracing(Protocol):
     """Begins traces; `close` waits a moment for what is not yet told."""
 
-    def begin(self, request: GenerateRequest, began_at: float) -> Trace: ...
+    def begin(self, request: GenerateRequest, began_at: float) -> Trace | None:
+        """None: nothing is recorded of it, and what the client sent is passed on."""
 
     def close(self) -> None: ...
 
 
-class PassedOn:
-    """A client's traceparent; nothing is recorded."""
-
-    def __init__(self, traceparent: str) -> None:
-        self.traceparent = traceparent
-
-    def end(self, ended: EndedRequest, error: BaseException | None) -> None:
-        pass
-
-
 class NoTracing:
-    """Costs an object a request."""
-
-    def begin(self, request: GenerateRequest, began_at: float) -> PassedOn:
-        return PassedOn(request.traceparent)
+    def begin(self, request: GenerateRequest, began_at: float) -> None:
+        return None
 
     def close(self) -> None:
         pass

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from test_request_life import KEY, LOCAL, PROMPT, REMOTE, ScriptedDispatcher
+from test_request_life import KEY, LOCAL, PROMPT, REMOTE, ScriptedDispatcher, read
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.messages import (
@@ -17,8 +18,7 @@ from dynrt.runtime.messages import (
     TokenDelta,
     pack_ids,
 )
-from dynrt.runtime.request_life import RequestLife
-from dynrt.runtime.requests import GenerateRequest
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 FRAME = Frame(b"<", b">")
 TIMING = StepTiming(0.1, 1.0, 1, 0, 0, 0)
@@ -58,15 +58,13 @@ def say(attempt: Attempt, told: TokenDelta, sender: str = "") -> None:
         attempt.arrive(Arrival(told, sender or attempt.decode, TIMING))
 
 
-def life_of(dispatcher: ScriptedDispatcher, sink: Sink) -> RequestLife:
-    sampling = SamplingParams(9)
-    request = GenerateRequest(PROMPT, sampling, frame=FRAME)
-    return RequestLife(KEY, request, sampling, "auto", dispatcher, sink)
+def outputs_of(dispatcher: ScriptedDispatcher, sink: Sink) -> AsyncGenerator[GenerateOutput, None]:
+    return read(dispatcher, GenerateRequest(PROMPT, SamplingParams(9), frame=FRAME), sink)
 
 
 async def test_the_first_and_the_last_are_read_and_those_between_taken() -> None:
     sink, dispatcher = Sink(), ScriptedDispatcher([LOCAL], [lambda attempt: say(attempt, delta(attempt, 65))])
-    async with aclosing(life_of(dispatcher, sink).outputs(1, 1.0)) as outputs:
+    async with aclosing(outputs_of(dispatcher, sink)) as outputs:
         assert (await anext(outputs)).frames == b'<"A">'
         [attempt] = dispatcher.opened
         say(attempt, delta(attempt, 66))
@@ -84,7 +82,7 @@ async def test_the_first_and_the_last_are_read_and_those_between_taken() -> None
 
 async def test_what_a_sink_does_not_take_is_read_in_order() -> None:
     sink, dispatcher = Sink(), ScriptedDispatcher([LOCAL], [lambda attempt: say(attempt, delta(attempt, 65))])
-    async with aclosing(life_of(dispatcher, sink).outputs(1, 1.0)) as outputs:
+    async with aclosing(outputs_of(dispatcher, sink)) as outputs:
         await anext(outputs)
         waiting = asyncio.ensure_future(anext(outputs))
         await asyncio.sleep(0)
@@ -101,7 +99,7 @@ async def test_a_request_goes_on_elsewhere_behind_what_was_taken() -> None:
     moved = asyncio.Event()
     scripts = [lambda attempt: say(attempt, delta(attempt, 65)), lambda attempt: moved.set()]
     sink, dispatcher = Sink(), ScriptedDispatcher([LOCAL, LOCAL], scripts)
-    async with aclosing(life_of(dispatcher, sink).outputs(2, 1.0)) as outputs:
+    async with aclosing(outputs_of(dispatcher, sink)) as outputs:
         await anext(outputs)
         waiting = asyncio.ensure_future(anext(outputs))
         await asyncio.sleep(0)
@@ -119,7 +117,7 @@ async def test_a_request_goes_on_elsewhere_behind_what_was_taken() -> None:
 async def test_decodes_first_token_is_read_as_it_tells_when_decode_began() -> None:
     prefills = [lambda attempt: say(attempt, delta(attempt, 65, cached=0), "p1")]
     sink, dispatcher = Sink(), ScriptedDispatcher([REMOTE], prefills)
-    async with aclosing(life_of(dispatcher, sink).outputs(1, 1.0)) as outputs:
+    async with aclosing(outputs_of(dispatcher, sink)) as outputs:
         await anext(outputs)
         waiting = asyncio.ensure_future(anext(outputs))
         await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import pytest
@@ -21,7 +21,7 @@ from dynrt.runtime.messages import (
     unpack_ids,
 )
 from dynrt.runtime.request_life import RequestLife, Route
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest
+from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
 
 KEY = bytes(range(16))
 PROMPT = pack_ids([5, 6, 7])
@@ -111,17 +111,40 @@ REMOTE, LOCAL = Route("p1", "d1"), Route("d2", "d2")
 NOBODY = NoWorkerError("no worker is up")
 
 
-def life_of(dispatcher: ScriptedDispatcher, max_tokens: int = 4) -> RequestLife:
-    request = GenerateRequest(
-        PROMPT, SamplingParams(max_tokens), salt="tenant", request_id="r", traceparent=TRACEPARENT
+REQUEST = GenerateRequest(PROMPT, SamplingParams(4), salt="tenant", request_id="r", traceparent=TRACEPARENT)
+
+
+async def read(
+    dispatcher: ScriptedDispatcher,
+    request: GenerateRequest = REQUEST,
+    sink: FrameSink | None = None,
+    *,
+    max_attempts: int = 3,
+    wait_s: float = 1.0,
+) -> AsyncGenerator[GenerateOutput, None]:
+    """As Runtime.generate does."""
+    life = RequestLife(
+        KEY,
+        request,
+        request.sampling,
+        "auto",
+        dispatcher,
+        sink,
+        began_at=0.0,
+        max_attempts=max_attempts,
+        no_worker_wait_s=wait_s,
     )
-    return RequestLife(KEY, request, request.sampling, "auto", dispatcher)
+    try:
+        while life.finish_reason is None:
+            yield await life.next()
+    finally:
+        life.close()
 
 
 async def outputs_of(
     dispatcher: ScriptedDispatcher, max_attempts: int = 3, wait_s: float = 1.0
 ) -> list[GenerateOutput]:
-    return [output async for output in life_of(dispatcher).outputs(max_attempts, wait_s)]
+    return [output async for output in read(dispatcher, max_attempts=max_attempts, wait_s=wait_s)]
 
 
 def joined(outputs: list[GenerateOutput]) -> tuple[list[int], str]:
@@ -151,7 +174,7 @@ async def test_remote_request_goes_to_both_at_once() -> None:
 async def test_where_decode_pulls_only_prefill_is_told_at_first() -> None:
     route = Route("p1", "d1", "decode", "nixl-pull")
     dispatcher = ScriptedDispatcher([route], [])
-    outputs = life_of(dispatcher).outputs(1, 1.0)
+    outputs = read(dispatcher)
     first = asyncio.create_task(anext(outputs))
     await asyncio.sleep(0)
     ((to, submit),) = dispatcher.told
@@ -222,25 +245,20 @@ async def test_engine_error_is_not_tried_again() -> None:
 
 async def test_reader_that_stops_early_ends_the_attempt() -> None:
     dispatcher = ScriptedDispatcher([REMOTE], [says((1, "a"))])
-    async with aclosing(life_of(dispatcher).outputs(3, 1.0)) as outputs:
+    async with aclosing(read(dispatcher)) as outputs:
         await anext(outputs)
     assert dispatcher.closed == [(0, False, "the client left")]
 
 
 async def test_cancelled_reader_ends_the_attempt() -> None:
     dispatcher = ScriptedDispatcher([REMOTE], [says((1, "a"))])
-    reader = asyncio.create_task(_read(life_of(dispatcher).outputs(3, 1.0)))
+    reader = asyncio.create_task(outputs_of(dispatcher))
     for _ in range(5):
         await asyncio.sleep(0)
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert dispatcher.closed == [(0, False, "the client left")]
-
-
-async def _read(outputs: AsyncIterator[GenerateOutput]) -> None:
-    async for _ in outputs:
-        pass
 
 
 async def test_it_waits_for_a_worker_to_come() -> None:
