@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from dynrt.runtime.errors import InvalidRequestError
 
@@ -20,18 +20,34 @@ def template_messages(
     as objects, and `developer` as `system` unless the template knows that role."""
     if not messages:
         raise InvalidRequestError("messages is empty; give at least one message", param="messages")
-    prepared = []
-    for index, message in enumerate(messages):
-        clean = _with_reasoning({key: value for key, value in message.items() if value is not None})
-        texts = _texts(message.get("content"), f"messages[{index}].content")
-        clean["content"] = _parts(texts) if wants_parts else "\n".join(texts)
-        if clean.get("role") == "developer" and not knows_developer:
-            clean["role"] = "system"
-        _without_functions(clean)
-        if "tool_calls" in clean:
-            clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"messages[{index}].tool_calls")
-        prepared.append(clean)
-    return prepared
+    return [
+        message
+        if not wants_parts and _is_plain(message)
+        else _adapted(message, f"messages[{index}]", wants_parts, knows_developer)
+        for index, message in enumerate(messages)
+    ]
+
+
+def _is_plain(message: Mapping[str, Any]) -> TypeGuard[Message]:
+    """Whether templates take it as it is, as most messages: it is a role and a text, nothing else."""
+    return (
+        isinstance(message, dict)
+        and len(message) == 2
+        and message.get("role") in ("system", "user", "assistant")
+        and isinstance(message.get("content"), str)
+    )
+
+
+def _adapted(message: Mapping[str, Any], param: str, wants_parts: bool, knows_developer: bool) -> Message:
+    clean = _with_reasoning({key: value for key, value in message.items() if value is not None})
+    texts = _texts(message.get("content"), f"{param}.content")
+    clean["content"] = _parts(texts) if wants_parts else "\n".join(texts)
+    if clean.get("role") == "developer" and not knows_developer:
+        clean["role"] = "system"
+    _without_functions(clean)
+    if "tool_calls" in clean:
+        clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"{param}.tool_calls")
+    return clean
 
 
 def _with_reasoning(message: Message) -> Message:

@@ -11,6 +11,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
@@ -31,8 +32,8 @@ class ChatTemplate:
             raise ModelLoadError(
                 f"the model's chat template is broken in line {error.lineno}: {error}"
             ) from error
-        # jinja2 copies them for every rendering, and a ChainMap, as it makes, is ten times as slow to copy.
-        self._template.globals = dict(self._template.globals)
+        # A ChainMap, as jinja2 makes it, is ten times as slow to copy, which is done for every rendering.
+        self._template.globals = self._globals = dict(self._template.globals)
         self.source = source
         self.wants_parts = _iterates_over_content(tree) and not _tests_for_string(tree)
         self.knows_developer = "developer" in source
@@ -51,8 +52,9 @@ class ChatTemplate:
     def _bounded(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
-        template = self._template  # its `generate` only rewrites the traces of errors
-        for piece in template.root_render_func(template.new_context(dict(variables))):
+        context = self._template.new_context({**self._globals, **variables}, shared=True)
+        render = self._template.root_render_func  # jinja2's `generate` only rewrites the traces of errors
+        for piece in render(context):
             num_chars += len(piece)
             if num_chars > _MAX_RENDERED_CHARS:
                 raise ValueError(f"the prompt is longer than {_MAX_RENDERED_CHARS} characters")
@@ -71,8 +73,23 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with less ado about what nearly all attributes are: a message's field, or a loop's position."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]
+        if type(obj) is LoopContext and attribute in _LOOP_POSITIONS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_LOOP_POSITIONS = ("first", "last", "index", "index0", "length")  # numbers and truth values
+
+
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson

@@ -8,8 +8,8 @@ control token there. Its normalizer swaps the character back, after control toke
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer, normalizers
 
@@ -22,6 +22,8 @@ _STAND_INS = (
 )
 _NONCHARACTERS = re.compile(f"[{_STAND_INS}]")
 _REPLACEMENT = "\ufffd"
+
+JsonLike = TypeVar("JsonLike")
 
 
 class ControlTokens:
@@ -40,22 +42,22 @@ class ControlTokens:
         self._originals = str.maketrans({stand_in: first for first, stand_in in stand_ins.items()})
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._suspects = re.compile(f"[{re.escape(''.join(firsts))}{_STAND_INS}]")
+        self._find_suspect = re.compile(f"[{re.escape(''.join(firsts))}{_STAND_INS}]").search
         _swap_back_when_normalizing(tokenizer, stand_ins)
         self._unhidable = {t for t, i in self._ids.items() if i in self._encode_hidden(tokenizer, t)}
 
-    def hide(self, value: Any) -> Any:
-        """`value` (JSON-like) with its control tokens hidden. InvalidRequestError for one that cannot be."""
+    def hide(self, value: JsonLike) -> JsonLike:
+        """`value` with its control tokens hidden; itself if it has none. InvalidRequestError for one that cannot be."""
+        return self._hidden_in(value) if _might_have(value, self._find_suspect) else value
+
+    def _hidden_in(self, value: Any) -> Any:
         if isinstance(value, str):
-            if self._suspects.search(value) is None:  # as in nearly all text: neither of the two need be done
-                return value
-            return self._pattern.sub(self._hidden_form, scrub(value))
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        if isinstance(value, dict | Mapping):  # dict first: to ask Mapping takes far longer
-            return {self.hide(key): self.hide(item) for key, item in value.items()}
-        if isinstance(value, list | Sequence):
-            return [self.hide(item) for item in value]
+            is_clean = self._find_suspect(value) is None
+            return value if is_clean else self._pattern.sub(self._hidden_form, scrub(value))
+        if isinstance(value, Mapping):
+            return {self._hidden_in(key): self._hidden_in(item) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self._hidden_in(item) for item in value]
         return value
 
     def reveal(self, text: str) -> str:
@@ -74,6 +76,23 @@ class ControlTokens:
     def _encode_hidden(self, tokenizer: Tokenizer, token: str) -> list[int]:
         ids: list[int] = tokenizer.encode(self._hidden[token], add_special_tokens=False).ids
         return ids
+
+
+def _might_have(value: Any, find: Callable[[str], object]) -> bool:
+    """Whether a text in `value`, which is JSON-like, has what `find` looks for; True if it is of unusual types."""
+    parts = [value]
+    for part in parts:  # which grow meanwhile
+        if isinstance(part, str):
+            if find(part) is not None:
+                return True
+        elif isinstance(part, dict):
+            parts += part
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+        elif part is not None and not isinstance(part, int | float):
+            return True
+    return False
 
 
 def scrub(text: str) -> str:

@@ -13,18 +13,16 @@ _MARK = "\U0010ffff"  # a noncharacter
 _SPACE = " "  # behind the mark: gone if the template trims the text
 
 
-def mark_end(message: dict[str, Any]) -> str:
-    """Mark the end of `message`'s text, in place; its content is text or text parts. Returns the text."""
+def with_marked_end(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """`message` with a mark at the end of its text, and that text; its content is text or text parts."""
     content = message["content"]
     if isinstance(content, str):
-        message["content"] = content + _MARK + _SPACE
-        return content
+        return {**message, "content": content + _MARK + _SPACE}, content
     if not content:
         raise InvalidRequestError("the last message has no text to go on with", param="messages")
-    part: dict[str, str] = content[-1]
-    text = part["text"]
-    part["text"] = text + _MARK + _SPACE
-    return text
+    *parts, last = content
+    text: str = last["text"]
+    return {**message, "content": [*parts, {**last, "text": text + _MARK + _SPACE}]}, text
 
 
 def up_to_mark(rendered: str, text: str) -> str:

@@ -21,7 +21,7 @@ from dynrt.runtime.chat_messages import template_messages
 from dynrt.runtime.chat_template import ChatTemplate
 from dynrt.runtime.control_tokens import ControlTokens, scrub
 from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
-from dynrt.runtime.final_message import mark_end, up_to_mark
+from dynrt.runtime.final_message import up_to_mark, with_marked_end
 from dynrt.runtime.messages import pack_ids, unpack_ids
 from dynrt.runtime.requests import TokenizerInfo
 from dynrt.runtime.token_cache import TokenCache, cutter
@@ -41,7 +41,7 @@ class PromptEncoder:
         self._templates = templates
         self._special_tokens = special_tokens
         self._control_tokens = ControlTokens(tokenizer)
-        self._bos_id = _bos_that_is_added(tokenizer, special_tokens)
+        self._bos = _bos_that_is_added(tokenizer, special_tokens)
         self._cache = TokenCache(lambda text: self._ids(text, add_special_tokens=False), cutter(tokenizer))
 
     @classmethod
@@ -90,17 +90,17 @@ class PromptEncoder:
         rendered = self._render(messages, add_generation_prompt, continue_final_message, tools, kwargs)
         _refuse_surrogates(rendered)
         ids = self._cache.ids(rendered)
-        if self._bos_id is not None and ids[:1] != [self._bos_id]:  # else the template has written it
-            ids = [self._bos_id, *ids]
-        return pack_ids(ids)
+        if self._bos is not None and not ids.startswith(self._bos):  # else the template has written it
+            return self._bos + ids
+        return ids
 
     def encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         """Packed ids of `text`, in which control tokens count as such: whoever sends it wrote the whole prompt."""
         _refuse_surrogates(text)
-        ids = self._ids(scrub(text), add_special_tokens=add_special_tokens)
-        if self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]:  # written and added
-            del ids[0]
-        return pack_ids(ids)
+        packed = pack_ids(self._ids(scrub(text), add_special_tokens=add_special_tokens))
+        if self._bos is not None and packed.startswith(2 * self._bos):  # written and added
+            return packed[len(self._bos) :]
+        return packed
 
     def decode(self, packed_ids: bytes, *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(unpack_ids(packed_ids), skip_special_tokens=skip_special_tokens)
@@ -142,17 +142,17 @@ class PromptEncoder:
         prepared = template_messages(
             messages, wants_parts=template.wants_parts, knows_developer=template.knows_developer
         )
-        hide = self._control_tokens.hide
-        users = {
-            "documents": None,
-            **hide(kwargs),
-            "messages": hide(prepared),
-            "tools": hide(tools) if tools else None,
+        users = {"documents": None, **kwargs, "messages": prepared, "tools": tools or None}
+        variables = {
+            **self._special_tokens,
+            **self._control_tokens.hide(users),
+            "add_generation_prompt": add_generation_prompt,
         }
-        final_text = mark_end(users["messages"][-1]) if continue_final_message else ""
-        variables = {**self._special_tokens, **users, "add_generation_prompt": add_generation_prompt}
-        rendered = template.render(variables)
-        return up_to_mark(rendered, final_text) if continue_final_message else rendered
+        if not continue_final_message:
+            return template.render(variables)
+        *earlier, last = variables["messages"]
+        marked, final_text = with_marked_end(last)
+        return up_to_mark(template.render({**variables, "messages": [*earlier, marked]}), final_text)
 
     def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
         template = (self._templates.get("tool_use") if tools else None) or self._templates.get("default")
@@ -225,8 +225,8 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {role: text for role, text in texts.items() if isinstance(text, str)}
 
 
-def _bos_that_is_added(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> int | None:
-    """The id that the tokenizer puts before every text, if it is the model's BOS."""
+def _bos_that_is_added(tokenizer: Tokenizer, special_tokens: Mapping[str, str]) -> bytes | None:
+    """The packed id that the tokenizer puts before every text, if it is the model's BOS."""
     bos_id: int | None = tokenizer.token_to_id(special_tokens.get("bos_token", ""))
     added: list[int] = tokenizer.encode("", add_special_tokens=True).ids
-    return bos_id if bos_id is not None and added[:1] == [bos_id] else None
+    return pack_ids([bos_id]) if bos_id is not None and added[:1] == [bos_id] else None

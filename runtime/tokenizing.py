@@ -41,7 +41,7 @@ class Tokenizing:
             tools=tools,
             **(template_kwargs or {}),
         )
-        return encode() if is_small([messages, tools, template_kwargs]) else await self._offload.run(encode)
+        return encode() if is_small(messages, tools, template_kwargs) else await self._offload.run(encode)
 
     async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
         return await self._offload.run(
@@ -58,25 +58,21 @@ class Tokenizing:
         return self._prompts.token_bytes
 
 
-def is_small(value: object) -> bool:
-    """Whether JSON-like `value` holds SMALL_CHARS characters or less; looks no further than that."""
-    return _chars_left(value, SMALL_CHARS) >= 0
+def is_small(*values: object) -> bool:
+    """Whether JSON-like `values` hold SMALL_CHARS characters or less; looks no further than that.
 
-
-def _chars_left(value: object, budget: int) -> int:
-    """`budget` less what `value` holds; negative as soon as that is more. An item counts for one at least."""
-    if isinstance(value, str):
-        return budget - 1 - len(value)
-    budget -= 1
-    if not isinstance(value, list | dict):
-        return budget
-    if len(value) > budget:
-        return -1
-    if isinstance(value, dict):
-        budget -= len(value) + sum(map(len, value))
-        value = list(value.values())
-    for item in value:
-        if budget < 0:
-            break
-        budget = budget - 1 - len(item) if isinstance(item, str) else _chars_left(item, budget)
-    return budget
+    An item of a list or an object counts for one more.
+    """
+    left = SMALL_CHARS
+    parts = [*values]
+    for part in parts:  # which grow meanwhile
+        if isinstance(part, str):
+            left -= len(part)
+        elif isinstance(part, dict | list):
+            left -= len(part)
+            if left < 0:
+                return False
+            parts += part
+            if isinstance(part, dict):
+                parts += part.values()
+    return left >= 0

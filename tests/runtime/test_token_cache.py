@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from dynrt.runtime.messages import unpack_ids
 from dynrt.runtime.token_cache import LEAST_CHARS, TokenCache, cutter
 
 CONTROL = ("<|a|>", "<|a|>x", "<|b|>", "[B]")  # one begins another
@@ -52,29 +53,31 @@ def caching(tokenizer: Tokenizer, limit_bytes: int = 1 << 20) -> tuple[TokenCach
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @given(prompts=st.lists(st.lists(PART, max_size=8).map("".join), max_size=4))
 def test_ids_are_those_of_the_whole_text(tokenizer: Tokenizer, prompts: list[str]) -> None:
-    cache, _ = caching(tokenizer, limit_bytes=40_000)
+    cache, _ = caching(tokenizer, limit_bytes=4_000)
     for prompt in [*prompts, *prompts]:
-        assert cache.ids(prompt) == whole(tokenizer, prompt)
-        assert cache.num_bytes <= 40_000
+        assert unpack_ids(cache.ids(prompt)) == whole(tokenizer, prompt)
+        assert cache.num_bytes <= 4_000
 
 
 def test_a_system_prompt_is_tokenized_once() -> None:
     cache, tokenized = caching(TOKENIZERS[0])
-    system = "the cat sat on the mat " * 40 + "<|b|>"
-    assert cache.ids(system + "first") == whole(TOKENIZERS[0], system + "first")
-    assert cache.ids(system + "second") == whole(TOKENIZERS[0], system + "second")
-    assert tokenized == [system, "first", "second"]
+    system = "the cat sat on the mat " * 40
+    for user in ("first", "second"):
+        prompt = f"{system}<|b|>{user}"
+        assert unpack_ids(cache.ids(prompt)) == whole(TOKENIZERS[0], prompt)
+    assert tokenized == [system, "<|b|>", "first", "second"]
 
 
 def test_short_stretches_are_remembered_and_what_users_write_is_not() -> None:
     cache, tokenized = caching(TOKENIZERS[0])
     for user in ("the cat sat on the mat and sat", "the mat sat on the cat and sat"):
-        assert cache.ids(f"sat<|b|>{user}<|a|>cat") == whole(TOKENIZERS[0], f"sat<|b|>{user}<|a|>cat")
-    assert tokenized == ["sat<|b|>", "the cat sat on the mat and sat<|a|>", "cat", f"{user}<|a|>"]
+        prompt = f"sat<|b|>{user}<|a|>cat"
+        assert unpack_ids(cache.ids(prompt)) == whole(TOKENIZERS[0], prompt)
+    assert tokenized == ["sat", "<|b|>", "the cat sat on the mat and sat", "<|a|>", "cat", user]
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    a, b, c = (f"{name} cat sat" * LEAST_CHARS + "<|b|>" for name in "abc")
+    a, b, c = (f"{name} cat sat" * LEAST_CHARS for name in "abc")
     cache, tokenized = caching(TOKENIZERS[0])
     cache.ids(a)
     room_for_two = 2 * cache.num_bytes + 100
@@ -104,5 +107,5 @@ def test_other_tokenizers_are_not_cut(tokenizer: Tokenizer) -> None:
     assert cutter(tokenizer) is None
     cache, _ = caching(tokenizer)
     text = "<|b|> the cat" * 100
-    assert cache.ids(text) == whole(tokenizer, text)
+    assert unpack_ids(cache.ids(text)) == whole(tokenizer, text)
     assert cache.num_bytes == 0

@@ -8,7 +8,7 @@ import pytest
 
 from dynrt.runtime.tokenizing import SMALL_CHARS, is_small
 
-LONG = "x" * SMALL_CHARS
+LONG = "x" * (SMALL_CHARS + 1)
 HALF = "x" * (SMALL_CHARS // 2)
 
 
@@ -16,9 +16,7 @@ def chat(content: Any) -> list[Any]:
     return [[{"role": "user", "content": content}], None, {}]
 
 
-@pytest.mark.parametrize(
-    "value", ["", "x" * (SMALL_CHARS - 1), chat("hi"), chat([{"text": HALF}]), [None, 7, {}]]
-)
+@pytest.mark.parametrize("value", ["", "x" * SMALL_CHARS, chat("hi"), chat([{"text": HALF}]), [None, 7, {}]])
 def test_what_holds_little_is_small(value: Any) -> None:
     assert is_small(value)
 
