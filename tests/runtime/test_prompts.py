@@ -431,7 +431,7 @@ def test_without_a_template_the_error_names_the_other_endpoint(encoder: Callable
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ messages[0].update({}) }}", "unsafe"),
-        ("{% for m in messages %}{{ loop.__class__ }}{% endfor %}", "unsafe"),
+        ("{% for m in messages %}{{ loop.__class__.__mro__ }}{% endfor %}", "unsafe"),
         ("{% for i in range(10 ** 9) %}{{ i }}{% endfor %}", "Range too big"),
         ("{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}", "longer than"),
     ],
