@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
 import statistics
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import uvloop
 from rig.engine_pair import EnginePair, Mode, Run
 from rig.overlap_cases import MEDIUM, Case, link_cases, model_cases
 from rig.pipeline import Layers, layers_of, rate_of, thread_cpu_s, writes_of
@@ -87,7 +87,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         _check(arguments)
-        return asyncio.run(_bench(arguments))
+        return uvloop.run(_bench(arguments))  # as the runtime does
     except DynrtError as error:
         print(f"overlap: {error.message}", file=sys.stderr)
         return 2

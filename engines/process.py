@@ -18,6 +18,7 @@ from dynrt.engines.compute import ComputeThread
 from dynrt.engines.config import EngineConfig
 from dynrt.engines.control import ControlThread
 from dynrt.engines.heartbeat import HeartbeatThread, StepClock
+from dynrt.engines.interpreter import share_interpreter
 from dynrt.engines.no_transfer import NoTransfer
 from dynrt.engines.protocol import Engine
 from dynrt.engines.replies import Replies
@@ -73,6 +74,7 @@ class EngineProcess:
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._clock = StepClock()
+        share_interpreter()
         engine = open_engine(config)
         incarnation = secrets.token_hex(8)
         host = host_id()

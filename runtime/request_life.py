@@ -156,10 +156,10 @@ class RequestLife:
         if not attempt.is_remote:
             self._placement.tell(route.decode, self._submit(attempt, "generate"))
             return attempt
-        # Prefill starts computing at once; it does not wait for the reservation.
-        self._placement.tell(route.prefill, self._submit(attempt, "prefill"))
         if attempt.is_pushed:
+            # First, as it has the longer way: there, back, and to prefill, which meanwhile computes.
             self._placement.tell(route.decode, self._submit(attempt, "reserve"))
+        self._placement.tell(route.prefill, self._submit(attempt, "prefill"))
         return attempt
 
     def _attempt_on(self, route: Route) -> Attempt:

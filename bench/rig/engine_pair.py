@@ -109,6 +109,7 @@ class EnginePair:
         self._heard: dict[type, asyncio.Queue[Any]] = {}
         self._deltas: asyncio.Queue[_Delta] = asyncio.Queue(1000)
         self._random = random.Random(0)
+        self._arms_at_once = False
 
     async def __aenter__(self) -> Self:
         self._channel.open(self._on_message)
@@ -167,26 +168,26 @@ class EnginePair:
         return read_trace(self._traces[role])
 
     async def _run(self, key: bytes, prompt_ids: bytes, mode: Mode) -> Run:
-        submitted_at, cpu_before = time.monotonic(), self._prefill_cpu_s()
-        self._send("prefill", Submit(key, 0, "prefill", prompt_ids, SAMPLING))
-        reserved = None
+        self._arms_at_once = mode == "layerwise"
+        cpu_before = self._prefill_cpu_s()
+        submitted_at = time.monotonic()
         if mode != "off":
-            peer = self._registers["prefill"].incarnation
-            # Nobody renews the lease here.
-            reserve = Submit(key, 0, "reserve", prompt_ids, SAMPLING, lease_s=DEADLINE_S, peer=peer)
-            self._send("decode", reserve)
-            reserved = await self._next(Reserved)
-        if reserved is not None and mode == "layerwise":
-            self._arm(reserved)
+            self._reserve(key, prompt_ids)
+        self._send("prefill", Submit(key, 0, "prefill", prompt_ids, SAMPLING))
         first = await self._deltas.get()
         cpu_s = self._prefill_cpu_s() - cpu_before
-        if reserved is None:
+        if mode == "off":
             return await self._called_off(key, first, submitted_at, cpu_s)
         if mode == "whole":
-            self._arm(reserved)
+            self._arm(await self._next(Reserved))
         if self._decode_takes_first_token:
             self._send("decode", FirstToken(key, 0, first.told.token_ids[0], len(first.told.text)))
         return await self._handed_off(key, mode, first, submitted_at, cpu_s)
+
+    def _reserve(self, key: bytes, prompt_ids: bytes) -> None:
+        """With a lease as long as the deadline: nobody renews it here."""
+        peer = self._registers["prefill"].incarnation
+        self._send("decode", Submit(key, 0, "reserve", prompt_ids, SAMPLING, lease_s=DEADLINE_S, peer=peer))
 
     @property
     def _decode_takes_first_token(self) -> bool:
@@ -274,6 +275,8 @@ class EnginePair:
                 assert message.timing is not None, "tokens come out of steps"
                 ended_at = message.timing.ended_at
                 self._deltas.put_nowait(_Delta(delta, ended_at - message.timing.duration_s, ended_at))
+        elif isinstance(message, Reserved) and self._arms_at_once:
+            self._arm(message)
         else:
             self._queue(type(message)).put_nowait(message)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +18,6 @@ from dynrt.transfer.ranks.remote import RemoteRank, StepLayer
 
 SOCKET_KEY = "dynrt_ranks"
 COME_LIMIT_S = 30.0  # they come before vLLM says that it is loaded
-SWITCH_S = (
-    0.1e-3  # vLLM's processes await each other in busy loops: other threads shall not wait 5 ms for each call
-)
 
 
 @dataclass
@@ -71,7 +67,6 @@ class RankProcesses:
         self._listener = RankListener(num_ranks)
         self._ranks: list[RemoteRank] = []
         self._num_steps = 0
-        sys.setswitchinterval(SWITCH_S)
 
     @property
     def settings(self) -> dict[str, Any]:

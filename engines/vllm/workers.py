@@ -5,17 +5,17 @@ from __future__ import annotations
 import glob
 import logging
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from dynrt.engines.interpreter import share_interpreter
 from dynrt.engines.vllm.environment import join_logs
 from dynrt.engines.vllm.layout import CacheLayout
 from dynrt.engines.vllm.link import Link
-from dynrt.engines.vllm.ranks import SWITCH_S, OneRank, StepMetadata
+from dynrt.engines.vllm.ranks import OneRank, StepMetadata
 from dynrt.runtime.logs import set_up_logs
 from dynrt.transfer.ranks.server import RankServer
 
@@ -68,7 +68,7 @@ class RankWorkerHalf:
     def __init__(self, socket_path: str) -> None:
         set_up_logs()
         join_logs()
-        sys.setswitchinterval(SWITCH_S)
+        share_interpreter()  # vLLM's processes await each other in busy loops
         self._socket_path = socket_path
         self._step: int | None = None
 

@@ -161,8 +161,8 @@ async def test_remote_request_goes_to_both_at_once() -> None:
     assert [
         (to, message.purpose, message.peer) for to, message in dispatcher.told if isinstance(message, Submit)
     ] == [
-        ("p1", "prefill", "p1"),
         ("d1", "reserve", "p1"),
+        ("p1", "prefill", "p1"),
     ]
     assert {message.traceparent for _, message in dispatcher.told if isinstance(message, Submit)} == {
         TRACEPARENT
