@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +18,6 @@ from dynrt.planner.cost import (
     batch_ms,
     exposed_transfer_ms,
     queue_ms,
-    shortage_ms,
     uncached_ms,
 )
 from dynrt.planner.links import Links
@@ -27,16 +25,12 @@ from dynrt.planner.load import Load
 from dynrt.planner.plan import Choice, WorkerFacts
 
 
-class Demand(NamedTuple):
+class Demand(msgspec.Struct, frozen=True):
     """What all candidates of one request have in common."""
 
     prompt_tokens: int
     output_tokens: int
     uncached_extra: float  # k of the score
-
-    @property
-    def total_tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -52,26 +46,14 @@ class Candidate(msgspec.Struct, frozen=True):
     interruption_ms: float  # what a prefill here costs the requests that decode here
     waiting_requests: int  # for their first token
     lot: float  # drawn for this request: breaks ties between decode workers
+    prefill_score_ms: float  # its part of a score as the one that prefills
+    local_score_ms: float  # the score of doing it all here
+    decode_ms: float  # its part of a score as the one that decodes what was prefilled elsewhere
 
     @property
     def first_token_ms(self) -> float:
         """Prefill samples the first token, and it goes to the client at once: nothing later delays it."""
         return self.queue_ms + self.compute_ms
-
-    @property
-    def prefill_score_ms(self) -> float:
-        """This worker's part of a score as the one that prefills."""
-        return self.queue_ms + self.compute_ms + self.extra_ms
-
-    @property
-    def local_score_ms(self) -> float:
-        """The score of doing it all here."""
-        return self.queue_ms + self.compute_ms + self.extra_ms + self.batch_ms + self.interruption_ms
-
-    @property
-    def decode_ms(self) -> float:
-        """This worker's part of a score as the one that decodes what was prefilled elsewhere."""
-        return self.batch_ms + self.queue_ms
 
     def local_choice(self) -> Choice:
         """Prefill and decode here."""
@@ -79,7 +61,7 @@ class Candidate(msgspec.Struct, frozen=True):
         return _choice(self, self, terms)
 
 
-class _Found(NamedTuple):
+class _Found(msgspec.Struct, frozen=True):
     """A pair that was looked at."""
 
     score_ms: float  # without the handoff's fixed cost, the same for all
@@ -101,22 +83,27 @@ def see_worker(
     last_block_start = (prompt_tokens - 1) // facts.block_size * facts.block_size
     cached_tokens = hit_tokens if hit_tokens < last_block_start else last_block_start
     uncached = uncached_ms(coefficients, prompt_tokens, cached_tokens)
-    shortage = shortage_ms(coefficients, load, facts.capacity_tokens, prompt_tokens - cached_tokens)
-    waiting_ms = queue_ms(coefficients, load) + shortage
-    compute_ms = coefficients.step_ms + uncached
-    extra_ms = demand.uncached_extra * uncached
-    score_ms = waiting_ms + compute_ms + extra_ms
+    waiting = queue_ms(coefficients, load, facts.capacity_tokens, prompt_tokens - cached_tokens)
+    compute = coefficients.step_ms + uncached
+    extra = demand.uncached_extra * uncached
+    extra += EQUAL_WITHIN * lot * (waiting + compute + extra)
+    batch = batch_ms(coefficients, load, prompt_tokens, demand.output_tokens)
+    interruption = uncached * load.decode_requests
+    score = waiting + compute + extra
     return Candidate(
-        facts,
-        hit_tokens,
-        cached_tokens,
-        waiting_ms,
-        compute_ms,
-        extra_ms + EQUAL_WITHIN * lot * score_ms,
-        batch_ms(coefficients, load, prompt_tokens, demand.output_tokens),
-        uncached * load.decode_requests,
-        load.prefill_requests,
-        lot,
+        facts=facts,
+        hit_tokens=hit_tokens,
+        prefill_hit_tokens=cached_tokens,
+        queue_ms=waiting,
+        compute_ms=compute,
+        extra_ms=extra,
+        batch_ms=batch,
+        interruption_ms=interruption,
+        waiting_requests=load.prefill_requests,
+        lot=lot,
+        prefill_score_ms=score,
+        local_score_ms=score + batch + interruption,
+        decode_ms=batch + waiting,
     )
 
 
@@ -132,11 +119,11 @@ def best_remote(
     """The two best pairs, the best first; among equal decode workers the lot decides."""
     if not prefills or not decodes:
         return []
-    decodes = sorted(decodes, key=lambda candidate: (candidate.decode_ms, candidate.lot))
+    decodes = sorted(decodes, key=attrgetter("decode_ms", "lot"))
     longest_hit, fastest = max(candidate.hit_tokens for candidate in decodes), links.fastest
     best: list[_Found] = []
     bound_ms = inf  # only a lower score counts
-    for prefill in sorted(prefills, key=lambda candidate: candidate.prefill_score_ms):
+    for prefill in sorted(prefills, key=attrgetter("prefill_score_ms")):
         prefill_ms = prefill.prefill_score_ms
         least_ms = prefill_ms + transfer_ms(prefill, longest_hit, prompt_tokens, fastest)
         if least_ms + decodes[0].decode_ms >= bound_ms:
@@ -151,7 +138,9 @@ def best_remote(
             exposed_ms = transfer_ms(prefill, decode.hit_tokens, prompt_tokens, links.rate(pair))
             score_ms = prefill_ms + exposed_ms + decode_ms
             if score_ms < bound_ms:
-                best = sorted([*best, _Found(score_ms, exposed_ms, prefill, decode)], key=_score_ms)[:2]
+                best = sorted(
+                    [*best, _Found(score_ms, exposed_ms, prefill, decode)], key=attrgetter("score_ms")
+                )[:2]
                 bound_ms = best[1].score_ms if len(best) == 2 else inf
     return [_remote_choice(found, links.handoff_ms) for found in best]
 
@@ -166,10 +155,6 @@ def transfer_ms(prefill: Candidate, decode_hit_tokens: int, prompt_tokens: int, 
     )
 
 
-def _score_ms(found: _Found) -> float:
-    return found.score_ms
-
-
 def _remote_choice(found: _Found, handoff_ms: float) -> Choice:
     prefill, decode = found.prefill, found.decode
     terms = Terms(prefill.queue_ms, prefill.compute_ms, found.exposed_ms, handoff_ms, decode.decode_ms)
@@ -178,12 +163,13 @@ def _remote_choice(found: _Found, handoff_ms: float) -> Choice:
 
 def _choice(prefill: Candidate, decode: Candidate, terms: Terms) -> Choice:
     expected_ms = terms.expected_ms
+    is_local = prefill is decode
     return Choice(
-        kind="local" if prefill is decode else "remote",
+        kind="local" if is_local else "remote",
         prefill=prefill.facts.id,
         decode=decode.facts.id,
         prefill_hit_tokens=prefill.prefill_hit_tokens,
-        decode_hit_tokens=prefill.prefill_hit_tokens if prefill is decode else decode.hit_tokens,
+        decode_hit_tokens=prefill.prefill_hit_tokens if is_local else decode.hit_tokens,
         terms=terms,
         expected_ms=expected_ms,
         score_ms=expected_ms + prefill.extra_ms,

@@ -78,11 +78,10 @@ class StepFit:
         self._seen[kind] += 1
         return self._seen[kind] <= LEARN_ALL or self._seen[kind] % LEARN_EVERY == 0
 
-    def add(self, step: StepTimes) -> None:
-        assert step.duration_s > 0, step.duration_s
-        work = (1, step.prefill_tokens, step.prefill_context, step.decode_requests, step.decode_kv_tokens)
+    def add(self, step: StepTimes, terms: list[float]) -> None:
+        """`terms` are `terms_of(step)`."""
         equations = self._with_prefill if step.prefill_tokens else self._decode_only
-        equations.add([amount / (step.duration_s * 1e3) for amount in work])
+        equations.add(terms)
         self.num_samples += 1
 
     def solve(self, prior: Coefficients) -> Coefficients:
@@ -107,22 +106,19 @@ class FleetFit:
         self._prior: Coefficients | None = None
         self._together = StepFit()
         self._fits: dict[str, StepFit] = {}
-        self._coefficients: dict[str, Coefficients] = {}
+        self.coefficients: dict[str, Coefficients] = {}  # by worker, to be looked at
 
     def add_worker(self, name: str, kv_bytes_per_token: int) -> None:
         """A new worker, which is believed to be like the others until it has made steps of its own."""
         if self._assumed is None or self._prior is None:
             self._assumed = self._prior = assumed_coefficients(kv_bytes_per_token)
         self._fits[name] = StepFit()
-        self._coefficients[name] = self._prior
+        self.coefficients[name] = self._prior
 
     def drop_worker(self, name: str) -> None:
         """Forget a worker; what the fleet learned from it stays. Unknown: no-op."""
         self._fits.pop(name, None)
-        self._coefficients.pop(name, None)
-
-    def of(self, name: str) -> Coefficients:
-        return self._coefficients[name]
+        self.coefficients.pop(name, None)
 
     def add(self, name: str, step: StepTimes) -> None:
         """Learn from a step of this worker. A step of no duration (virtual time) says nothing."""
@@ -132,13 +128,22 @@ class FleetFit:
         fit = self._fits[name]
         if not fit.wants(step):
             return
-        fit.add(step)
-        self._together.add(step)
+        terms = terms_of(step)
+        fit.add(step, terms)
+        self._together.add(step, terms)
         if _is_turn(self._together.num_samples, PASS_ON_EVERY):
             prior = self._prior = _kept_off_zero(self._together.solve(self._assumed), self._assumed)
-            self._coefficients = {other: each.solve(prior) for other, each in self._fits.items()}
+            self.coefficients = {other: each.solve(prior) for other, each in self._fits.items()}
         elif fit.num_samples <= REFIT_EVERY or fit.num_samples % REFIT_EVERY == 0:
-            self._coefficients[name] = fit.solve(self._prior)
+            self.coefficients[name] = fit.solve(self._prior)
+
+
+def terms_of(step: StepTimes) -> list[float]:
+    """What a step adds to the normal equations."""
+    assert step.duration_s > 0, step.duration_s
+    work = (1, step.prefill_tokens, step.prefill_context, step.decode_requests, step.decode_kv_tokens)
+    sample = [amount / (step.duration_s * 1e3) for amount in work]
+    return [sample[i] * sample[j] for i, j in _UPPER] + sample
 
 
 _SIZE = len(Coefficients.__struct_fields__)
@@ -157,8 +162,7 @@ class _NormalEquations:
     def __init__(self) -> None:
         self.sums = [0.0] * (len(_UPPER) + _SIZE)
 
-    def add(self, sample: list[float]) -> None:
-        terms = [sample[i] * sample[j] for i, j in _UPPER] + sample
+    def add(self, terms: list[float]) -> None:
         self.sums = [FORGETTING * old + term for old, term in zip(self.sums, terms, strict=True)]
 
 

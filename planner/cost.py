@@ -52,19 +52,20 @@ def uncached_ms(coefficients: Coefficients, prompt_tokens: int, cached_tokens: i
     return linear + coefficients.prefill_context_ms * (prompt_tokens**2 - cached_tokens**2)
 
 
-def queue_ms(coefficients: Coefficients, load: Load) -> float:
-    """Until the prompt tokens that wait on a worker are computed."""
-    if not load.prefill_requests:
-        return 0.0
-    tokens_ms = coefficients.prefill_token_ms * load.prefill_tokens
-    context_ms = coefficients.prefill_context_ms * load.prefill_context
-    return coefficients.step_ms * load.prefill_requests + tokens_ms + context_ms
+def queue_ms(coefficients: Coefficients, load: Load, capacity_tokens: int, new_tokens: int) -> float:
+    """Until the prompt tokens that wait on a worker are computed, and `new_tokens` have room in its KV cache.
 
-
-def shortage_ms(coefficients: Coefficients, load: Load, capacity_tokens: int, new_tokens: int) -> float:
-    """Computing again what must be preempted to make room for `new_tokens`."""
+    What must be preempted to make room will be computed again.
+    """
+    waiting_ms = 0.0
+    if load.prefill_requests:
+        tokens_ms = coefficients.prefill_token_ms * load.prefill_tokens
+        context_ms = coefficients.prefill_context_ms * load.prefill_context
+        waiting_ms = coefficients.step_ms * load.prefill_requests + tokens_ms + context_ms
     missing_tokens = load.held_tokens + new_tokens - capacity_tokens
-    return coefficients.prefill_token_ms * missing_tokens if missing_tokens > 0 else 0.0
+    if missing_tokens > 0:
+        waiting_ms += coefficients.prefill_token_ms * missing_tokens
+    return waiting_ms
 
 
 def batch_ms(coefficients: Coefficients, load: Load, kv_tokens: int, output_tokens: int) -> float:

@@ -13,7 +13,18 @@ class Edge:
     may be remembered as (edge, depth): it is on that edge or on the way up from it.
     """
 
-    __slots__ = ("children", "full", "length", "parent", "partial", "repeats", "start", "tokens", "used")
+    __slots__ = (
+        "children",
+        "full",
+        "length",
+        "num_records",
+        "parent",
+        "partial",
+        "repeats",
+        "start",
+        "tokens",
+        "used",
+    )
 
     def __init__(self, parent: Edge | None, start: int, tokens: bytes, length: int) -> None:
         self.parent = parent
@@ -24,17 +35,8 @@ class Edge:
         self.full: Bits = 0  # who holds all of this edge's blocks
         self.partial: dict[Bits, Blocks] | None = None  # who holds only some: these
         self.repeats: dict[Bits, list[Blocks]] | None = None  # i-th entry: held at least i + 2 times
+        self.num_records = 0  # entries of `partial` and `repeats`, for what they take of memory
         self.used = 0  # when it was last matched or stored, on the index's own clock
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    @property
-    def num_records(self) -> int:
-        """Entries of `partial` and `repeats`, for what they take of memory."""
-        count = len(self.partial) if self.partial else 0
-        return count + sum(map(len, self.repeats.values())) if self.repeats else count
 
     def held_by(self, bit: Bits) -> Blocks:
         """The blocks of this edge that holder `bit` has."""
@@ -47,13 +49,15 @@ class Edge:
         held = self.held_by(bit)
         if held & blocks:
             self._repeat(bit, held & blocks)
-        self.set_held(bit, held | blocks)
+        if blocks & ~held:
+            self.set_held(bit, held | blocks)
 
     def drop(self, bit: Bits, blocks: Blocks) -> None:
         """Holder `bit` has these blocks once less."""
         if self.repeats:
             blocks = self._unrepeat(bit, blocks)
-        self.set_held(bit, self.held_by(bit) & ~blocks)
+        if blocks:
+            self.set_held(bit, self.held_by(bit) & ~blocks)
 
     def num_used(self) -> int:
         """Blocks up to the last one that anybody holds."""
@@ -71,9 +75,10 @@ class Edge:
         if held:
             if self.partial is None:
                 self.partial = {}
+            self.num_records += bit not in self.partial
             self.partial[bit] = held
-        elif self.partial:
-            self.partial.pop(bit, None)
+        elif self.partial and self.partial.pop(bit, 0):
+            self.num_records -= 1
 
     def _repeat(self, bit: Bits, blocks: Blocks) -> None:
         if self.repeats is None:
@@ -84,6 +89,7 @@ class Edge:
             blocks &= layer
         if blocks:
             layers.append(blocks)
+            self.num_records += 1
 
     def _unrepeat(self, bit: Bits, blocks: Blocks) -> Blocks:
         """Take one holding off each block that has several; those that had but one."""
@@ -95,6 +101,7 @@ class Edge:
             blocks &= ~layer
         while layers and not layers[-1]:
             layers.pop()
+            self.num_records -= 1
         if not layers:
             self.repeats.pop(bit, None)
         return blocks

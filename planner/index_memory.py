@@ -19,27 +19,16 @@ PLAN_BYTES = 280  # a run that a plan expects, with its expiry
 class IndexMemory:
     """All trees and runs of one index count here."""
 
-    __slots__ = ("_clock", "num_bytes")
+    __slots__ = ("clock", "num_bytes")
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._clock = 0
-
-    def tick(self) -> int:
-        """A time later than all before."""
-        self._clock += 1
-        return self._clock
-
-    def grow(self, num_bytes: int) -> None:
-        """So much more is taken (or less, if negative)."""
-        self.num_bytes += num_bytes
+        self.clock = 0  # counted up by each look-up and each insertion, which are later than all before
 
 
 def edge_bytes(edge: Edge, block_bytes: int) -> int:
     """What an edge takes, without the dict of its children."""
-    num_bytes = EDGE_BYTES + len(edge.tokens)
+    num_bytes = EDGE_BYTES + len(edge.tokens) + RECORD_BYTES * edge.num_records
     if edge.length > 1:
         num_bytes += KEY_BYTES + block_bytes
-    if edge.partial or edge.repeats:
-        num_bytes += RECORD_BYTES * edge.num_records
     return num_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -12,7 +13,7 @@ PlanKind = Literal["remote", "local"]
 RefusalKind = Literal["no_worker", "too_long", "too_slow", "queues_full", "no_room"]
 
 
-class WorkerFacts(msgspec.Struct, frozen=True):
+class WorkerFacts(msgspec.Struct, frozen=True, dict=True):
     """What the planner must know of a worker's incarnation. Sizes are those of all ranks together."""
 
     id: str
@@ -23,20 +24,20 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     num_layers: int
     num_blocks: int
 
-    @property
+    @cached_property
     def capacity_tokens(self) -> int:
         return self.num_blocks * self.block_size
 
-    @property
+    @cached_property
     def room_tokens(self) -> int:
         """The longest prompt and output together; the KV of the last token is never computed."""
         return min(self.context_length, self.capacity_tokens + 1)
 
-    @property
+    @cached_property
     def can_prefill(self) -> bool:
         return self.role != "decode"
 
-    @property
+    @cached_property
     def can_decode(self) -> bool:
         return self.role != "prefill"
 

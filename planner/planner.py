@@ -27,12 +27,13 @@ class _Worker(NamedTuple):
     load: Load
 
 
-class _Open(msgspec.Struct):
+class _Open(msgspec.Struct, frozen=True):
     """A request that was planned and is not over."""
 
     prefill: str
     decode: str
-    expected: dict[str, int]  # by worker: the prefix index's handle of what this plan will leave there
+    prefill_handle: int  # the prefix index's, of what this plan will leave there
+    decode_handle: int  # the same if the plan is local
 
 
 class Planner:
@@ -122,8 +123,7 @@ class Planner:
             return
         if timing is not None:
             self._fleet.add(worker_id, timing)
-            worker.load.step(timing.prefill_tokens, timing.decode_kv_tokens)
-        worker.load.report(load)
+        worker.load.step(load, timing)
 
     def pushed(self, prefill: str, decode: str, kv_bytes: int, duration_s: float) -> None:
         """A handoff moved so many bytes while the link was busy with it for this time."""
@@ -138,7 +138,8 @@ class Planner:
     def plan(self, request: PlanRequest, now: float) -> Plan | NoPlan:
         """Choose workers for a request and count it as theirs. A key that is open already is planned anew."""
         assert request.prompt_ids and len(request.prompt_ids) % TOKEN_BYTES == 0, len(request.prompt_ids)
-        self.failed(request.key)
+        if request.key in self._open:
+            self.failed(request.key)
         self._index.expire(now)
         demand = Demand(len(request.prompt_ids) // TOKEN_BYTES, request.max_tokens, self._uncached_extra)
         candidates = self._candidates(request, demand)
@@ -148,9 +149,7 @@ class Planner:
         choices = self._choices(request, demand, ways)
         if not choices:
             return refusal([*ways.prefills, *ways.locals], self._limits)
-        runner_up = choices[1] if len(choices) > 1 else None
-        fields = msgspec.structs.asdict(choices[0])
-        plan = Plan(**fields, prompt_tokens=demand.prompt_tokens, reason=ways.reason, runner_up=runner_up)
+        plan = _plan(choices, demand.prompt_tokens, ways.reason)
         self._count(request, plan, now)
         return plan
 
@@ -159,7 +158,7 @@ class Planner:
         request = self._open.get(key)
         if request is None:
             return
-        self._index.withdraw(request.prefill, request.expected[request.prefill])
+        self._index.withdraw(request.prefill, request.prefill_handle)
         if request.prefill in self._workers:
             self._workers[request.prefill].load.end_prefill(key)
 
@@ -168,24 +167,25 @@ class Planner:
         request = self._open.pop(key, None)
         if request is None:
             return
-        for worker_id in {request.prefill, request.decode} & self._workers.keys():
-            self._workers[worker_id].load.end(key)
+        for worker_id in _distinct(request.prefill, request.decode):
+            if worker_id in self._workers:
+                self._workers[worker_id].load.end(key)
 
     def failed(self, key: bytes) -> None:
         """The request failed, was cancelled, or is to be planned anew: nothing that was expected of it counts."""
         request = self._open.get(key)
         if request is None:
             return
-        for worker_id, handle in request.expected.items():
-            self._index.withdraw(worker_id, handle)
+        self._index.withdraw(request.prefill, request.prefill_handle)
+        self._index.withdraw(request.decode, request.decode_handle)
         self.finished(key)
 
     def _candidates(self, request: PlanRequest, demand: Demand) -> list[Candidate]:
         hits = self._index.match(request.salt, request.prompt_ids)
         exclude = frozenset() if request.prefilled_on else request.exclude  # there, they only cannot decode
-        random, coefficients_of = self._random.random, self._fleet.of
+        random, coefficients = self._random.random, self._fleet.coefficients
         return [
-            see_worker(facts, load, coefficients_of(name), demand, hits.get(name, 0), random())
+            see_worker(facts, load, coefficients[name], demand, hits.get(name, 0), random())
             for name, (facts, load) in self._workers.items()
             if name not in exclude
         ]
@@ -227,11 +227,32 @@ class Planner:
         uncached = tokens - plan.prefill_hit_tokens
         self._workers[plan.prefill].load.plan_prefill(request.key, tokens, uncached)
         self._workers[plan.decode].load.plan_decode(request.key, tokens, tokens - plan.decode_hit_tokens)
-        expected = {
-            worker_id: self._index.expect(worker_id, request.salt, request.prompt_ids, expires_at)
-            for worker_id in {plan.prefill, plan.decode}
-        }
-        self._open[request.key] = _Open(plan.prefill, plan.decode, expected)
+        handles = [
+            self._index.expect(worker_id, request.salt, request.prompt_ids, expires_at)
+            for worker_id in _distinct(plan.prefill, plan.decode)
+        ]
+        self._open[request.key] = _Open(plan.prefill, plan.decode, handles[0], handles[-1])
+
+
+def _distinct(prefill: str, decode: str) -> tuple[str, ...]:
+    return (prefill,) if prefill == decode else (prefill, decode)
+
+
+def _plan(choices: list[Choice], prompt_tokens: int, reason: str) -> Plan:
+    best, *others = choices
+    return Plan(
+        kind=best.kind,
+        prefill=best.prefill,
+        decode=best.decode,
+        prefill_hit_tokens=best.prefill_hit_tokens,
+        decode_hit_tokens=best.decode_hit_tokens,
+        terms=best.terms,
+        expected_ms=best.expected_ms,
+        score_ms=best.score_ms,
+        prompt_tokens=prompt_tokens,
+        reason=reason,
+        runner_up=others[0] if others else None,
+    )
 
 
 def _too_long(demand: Demand, room_tokens: int) -> NoPlan:

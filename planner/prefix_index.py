@@ -185,7 +185,8 @@ class PrefixIndex:
                 return False
             parent_key = first_key + count - 1
             position += count * block_bytes
-        self._keep_bound()
+        if self._memory.num_bytes > self._limit_bytes:
+            self._keep_bound()
         return True
 
     def _store_run(
@@ -195,7 +196,7 @@ class PrefixIndex:
         if first_key <= ROOT or worker.runs.within(first_key, last_key):
             return False
         if parent_key == ROOT:
-            tree = self._tree(salt, worker.block_size)
+            tree = self._trees.get((salt, worker.block_size)) or self._add_tree(salt, worker.block_size)
             edge = tree.insert(tree.root, 0, tokens, worker.bit)
             self._add_run(worker, Run(tree, first_key, 0, count, edge))
             return True
@@ -212,7 +213,7 @@ class PrefixIndex:
 
     def _add_run(self, worker: _Worker, run: Run) -> None:
         worker.runs.add(run)
-        self._memory.grow(RUN_BYTES)
+        self._memory.num_bytes += RUN_BYTES
 
     def _remove(self, worker: _Worker, first_key: int, last_key: int) -> None:
         """Take the blocks with these keys out; keys that are not known are none of the cache's any more."""
@@ -227,16 +228,18 @@ class PrefixIndex:
             run.let_go()
         else:
             worker.runs.remove(run)
-            self._memory.grow(-RUN_BYTES)
-            self._drop_if_empty(run.tree)
+            self._memory.num_bytes -= RUN_BYTES
+            if run.tree.is_empty:
+                self._drop_tree(run.tree)
         return taken.bit_count()
 
     def _clear_blocks(self, worker: _Worker) -> None:
         """What the worker told of its cache is void."""
         for run in worker.runs:
             run.tree.drop(run.edge, run.first, run.live, worker.bit)
-            self._drop_if_empty(run.tree)
-        self._memory.grow(-RUN_BYTES * len(worker.runs))
+            if run.tree.is_empty:
+                self._drop_tree(run.tree)
+        self._memory.num_bytes -= RUN_BYTES * len(worker.runs)
         worker.runs.clear()
         worker.is_cut = False
 
@@ -254,17 +257,18 @@ class PrefixIndex:
         Returns a handle for `withdraw`.
         """
         worker = self._workers[name]
-        self._last_handle += 1
-        count = len(prompt_ids) // (worker.block_size * TOKEN_BYTES)
+        handle = self._last_handle = self._last_handle + 1
+        block_bytes = worker.block_size * TOKEN_BYTES
+        count = len(prompt_ids) // block_bytes
         if count:
-            tree = self._tree(salt, worker.block_size)
-            tokens = prompt_ids[: count * worker.block_size * TOKEN_BYTES]
-            edge = tree.insert(tree.root, 0, tokens, worker.expected_bit)
-            worker.expected[self._last_handle] = Run(tree, ROOT, 0, count, edge)
-            heapq.heappush(self._expiries, (expires_at, self._last_handle, name))
-            self._memory.grow(PLAN_BYTES)
-            self._keep_bound()
-        return self._last_handle
+            tree = self._trees.get((salt, worker.block_size)) or self._add_tree(salt, worker.block_size)
+            edge = tree.insert(tree.root, 0, prompt_ids[: count * block_bytes], worker.expected_bit)
+            worker.expected[handle] = Run(tree, ROOT, 0, count, edge)
+            heapq.heappush(self._expiries, (expires_at, handle, name))
+            self._memory.num_bytes += PLAN_BYTES
+            if self._memory.num_bytes > self._limit_bytes:
+                self._keep_bound()
+        return handle
 
     def withdraw(self, name: str, handle: int) -> None:
         """That expectation is void. Already over, or the worker gone: no-op."""
@@ -283,9 +287,10 @@ class PrefixIndex:
 
     def _withdraw(self, worker: _Worker, handle: int) -> None:
         run = worker.expected.pop(handle)
-        self._memory.grow(-PLAN_BYTES)
+        self._memory.num_bytes -= PLAN_BYTES
         run.tree.drop(run.edge, run.first, run.live, worker.expected_bit)
-        self._drop_if_empty(run.tree)
+        if run.tree.is_empty:
+            self._drop_tree(run.tree)
 
     # --- the memory bound -----------------------------------------------------------------------------
 
@@ -317,15 +322,13 @@ class PrefixIndex:
     def _note_block_sizes(self) -> None:
         self._block_sizes = tuple({worker.block_size for worker in self._workers.values()})
 
-    def _tree(self, salt: str, block_size: int) -> RadixTree:
-        tree = self._trees.get((salt, block_size))
-        if tree is None:
-            tree = self._trees[salt, block_size] = RadixTree(salt, block_size * TOKEN_BYTES, self._memory)
-            self._memory.grow(TREE_BYTES)
+    def _add_tree(self, salt: str, block_size: int) -> RadixTree:
+        tree = self._trees[salt, block_size] = RadixTree(salt, block_size * TOKEN_BYTES, self._memory)
+        self._memory.num_bytes += TREE_BYTES
         return tree
 
-    def _drop_if_empty(self, tree: RadixTree) -> None:
+    def _drop_tree(self, tree: RadixTree) -> None:
         place = tree.salt, tree.block_bytes // TOKEN_BYTES
-        if tree.is_empty and self._trees.get(place) is tree:
+        if self._trees.get(place) is tree:
             del self._trees[place]
-            self._memory.grow(-TREE_BYTES)
+            self._memory.num_bytes -= TREE_BYTES

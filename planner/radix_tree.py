@@ -24,7 +24,8 @@ class RadixTree:
     def match(self, prompt: bytes) -> list[tuple[int, Bits]]:
         """How many leading blocks of `prompt` who holds, ascending; the last word on a holder counts."""
         block_bytes = self.block_bytes
-        now = self._memory.tick()
+        memory = self._memory
+        now = memory.clock = memory.clock + 1
         matches: list[tuple[int, Bits]] = []
         edge = self.root
         alive, position, depth = -1, 0, 0  # alive: who holds every block so far; at first, all
@@ -57,23 +58,28 @@ class RadixTree:
 
         Returns the edge that the last of them is on.
         """
+        block_bytes = self.block_bytes
         position = 0
         while position < len(tokens):
             inside = depth - edge.start
-            if inside < edge.length:
-                common = self._count_common(edge.tokens, inside * self.block_bytes, tokens, position)
-                if common:
-                    self._hold(edge, bit, ((1 << common) - 1) << inside)
-                    depth += common
-                    position += common * self.block_bytes
-                else:
-                    edge = self._part(edge, inside)
-                continue
-            below = self._child(edge, tokens, position)
-            if below is None:
-                edge = self._append(edge, tokens[position:], bit)
-                break
-            edge = below
+            if inside == edge.length:
+                below = edge.children and edge.children.get(tokens[position : position + block_bytes])
+                if not below:
+                    edge = self._append(edge, tokens[position:], bit)
+                    break
+                edge, inside = below, 0
+            if not inside and tokens.startswith(edge.tokens, position):
+                common = edge.length
+            else:
+                common = self._count_common(edge.tokens, inside * block_bytes, tokens, position)
+            if common:
+                records = edge.num_records
+                edge.hold(bit, ((1 << common) - 1) << inside)
+                self._memory.num_bytes += RECORD_BYTES * (edge.num_records - records)
+                depth += common
+                position += common * block_bytes
+            else:
+                edge = self._part(edge, inside)
         self._touch(edge)
         return edge
 
@@ -86,8 +92,11 @@ class RadixTree:
             else:
                 here, blocks = blocks << -skipped, 0
             if here:
-                self._drop(edge, bit, here)
-                self._shrink(edge)
+                records = edge.num_records
+                edge.drop(bit, here)
+                self._memory.num_bytes += RECORD_BYTES * (edge.num_records - records)
+                if edge.children is None:
+                    self._shrink(edge)
             if blocks:
                 assert edge.parent is not None
                 edge = edge.parent
@@ -98,23 +107,11 @@ class RadixTree:
 
     def _touch(self, edge: Edge) -> None:
         """This edge is in use, and so are those above it."""
-        now = self._memory.tick()
+        memory = self._memory
+        now = memory.clock = memory.clock + 1
         while edge.parent is not None:
             edge.used = now
             edge = edge.parent
-
-    def _hold(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
-        records = edge.num_records
-        edge.hold(bit, blocks)
-        self._memory.grow(RECORD_BYTES * (edge.num_records - records))
-
-    def _drop(self, edge: Edge, bit: Bits, blocks: Blocks) -> None:
-        records = edge.num_records
-        edge.drop(bit, blocks)
-        self._memory.grow(RECORD_BYTES * (edge.num_records - records))
-
-    def _bytes(self, edge: Edge) -> int:
-        return edge_bytes(edge, self.block_bytes)
 
     def _count_common(self, tokens: bytes, at: int, other: bytes, other_at: int) -> int:
         """Equal leading blocks of `tokens[at:]` and `other[other_at:]`, by bisection with memcmp."""
@@ -132,38 +129,33 @@ class RadixTree:
                 differ = middle
         return equal
 
-    def _child(self, edge: Edge, tokens: bytes, position: int) -> Edge | None:
-        if edge.children is None:
-            return None
-        return edge.children.get(tokens[position : position + self.block_bytes])
-
     def _append(self, edge: Edge, tokens: bytes, bit: Bits) -> Edge:
         """New blocks behind the end of `edge`: a longer leaf where only `bit` holds all of it, else a new leaf."""
         count = len(tokens) // self.block_bytes
         is_leaf = edge.children is None and edge is not self.root
         if is_leaf and not edge.full & ~bit:
             return self._lengthen(edge, tokens, bit)
-        leaf = Edge(edge, edge.end, tokens, count)
+        leaf = Edge(edge, edge.start + edge.length, tokens, count)
         leaf.full = bit
-        self._memory.grow(self._bytes(leaf))
+        self._memory.num_bytes += edge_bytes(leaf, self.block_bytes)
         self._adopt(edge, leaf)
         return leaf
 
     def _lengthen(self, leaf: Edge, tokens: bytes, bit: Bits) -> Edge:
         count = len(tokens) // self.block_bytes
         held = leaf.held_by(bit) | ((1 << count) - 1) << leaf.length
-        before = self._bytes(leaf)
+        before = edge_bytes(leaf, self.block_bytes)
         leaf.full = 0
         leaf.tokens += tokens
         leaf.length += count
         leaf.set_held(bit, held)
-        self._memory.grow(self._bytes(leaf) - before)
+        self._memory.num_bytes += edge_bytes(leaf, self.block_bytes) - before
         return leaf
 
     def _adopt(self, parent: Edge, child: Edge) -> None:
         if parent.children is None:
             parent.children = {}
-            self._memory.grow(CHILDREN_BYTES)
+            self._memory.num_bytes += CHILDREN_BYTES
         parent.children[child.tokens[: self.block_bytes]] = child
 
     def _part(self, edge: Edge, at: int) -> Edge:
@@ -180,7 +172,7 @@ class RadixTree:
         assert parent is not None and 0 < at < lower.length
         upper = Edge(parent, lower.start, lower.tokens[:cut], at)
         upper.used = lower.used
-        before = self._bytes(lower)
+        before = edge_bytes(lower, self.block_bytes)
         self._adopt(parent, upper)
         lower.parent = upper
         lower.start += at
@@ -188,12 +180,16 @@ class RadixTree:
         lower.length -= at
         self._adopt(upper, lower)
         _divide_holdings(upper, lower, at)
-        self._memory.grow(self._bytes(upper) + self._bytes(lower) - before)
+        self._memory.num_bytes += (
+            edge_bytes(upper, self.block_bytes) + edge_bytes(lower, self.block_bytes) - before
+        )
         return upper
 
     def _shrink(self, edge: Edge) -> None:
         """Give back the end of a leaf once nobody holds half of it, and leaves that nobody holds at all."""
         while edge.parent is not None and edge.children is None:
+            if edge.full:
+                return
             used = edge.num_used()
             if used:
                 if 2 * used <= edge.length:
@@ -204,18 +200,18 @@ class RadixTree:
             del parent.children[edge.tokens[: self.block_bytes]]
             if not parent.children:
                 parent.children = None
-                self._memory.grow(-CHILDREN_BYTES)
-            self._memory.grow(-self._bytes(edge))
+                self._memory.num_bytes -= CHILDREN_BYTES
+            self._memory.num_bytes -= edge_bytes(edge, self.block_bytes)
             edge = parent
 
     def _truncate(self, edge: Edge, length: int) -> None:
         assert edge.partial is not None
-        before = self._bytes(edge)
+        before = edge_bytes(edge, self.block_bytes)
         edge.tokens = edge.tokens[: length * self.block_bytes]
         edge.length = length
         for bit, held in list(edge.partial.items()):
             edge.set_held(bit, held)
-        self._memory.grow(self._bytes(edge) - before)
+        self._memory.num_bytes += edge_bytes(edge, self.block_bytes) - before
 
 
 def _partial_matches(
@@ -237,6 +233,7 @@ def _divide_holdings(upper: Edge, lower: Edge, at: int) -> None:
     upper.full = lower.full
     partial, repeats = lower.partial or {}, lower.repeats or {}
     lower.partial = lower.repeats = None
+    lower.num_records = 0
     for bit, held in partial.items():
         upper.set_held(bit, held & first_blocks)
         lower.set_held(bit, held >> at)
@@ -251,3 +248,4 @@ def _add_layer(edge: Edge, bit: Bits, layer: Blocks) -> None:
         if edge.repeats is None:
             edge.repeats = {}
         edge.repeats.setdefault(bit, []).append(layer)
+        edge.num_records += 1

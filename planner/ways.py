@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from dynrt.planner.candidates import Candidate, Demand
 from dynrt.planner.links import Links
 from dynrt.planner.plan import PlanRequest
 
 
-class Ways(NamedTuple):
+class Ways(msgspec.Struct, frozen=True):
     """What the request and the fleet leave to choose from, and why it is no more than that."""
 
     prefills: list[Candidate]  # for some decode worker
@@ -23,7 +23,8 @@ def find_ways(request: PlanRequest, demand: Demand, candidates: list[Candidate],
 
     Workers without room for a request are to it as if they were not there.
     """
-    roomy = [candidate for candidate in candidates if demand.total_tokens <= candidate.facts.room_tokens]
+    total_tokens = demand.prompt_tokens + demand.output_tokens
+    roomy = [candidate for candidate in candidates if total_tokens <= candidate.facts.room_tokens]
     decodes = [candidate for candidate in roomy if candidate.facts.can_decode]
     if request.prefilled_on:
         return _ways_on(request, candidates, roomy, links)

@@ -13,7 +13,7 @@ from dynrt.runtime.host import host_id
 from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.passage import Passage
-from dynrt.runtime.planning import Exposed, FirstTokenSeen, PlannerActor, Pushed, RequestEnded
+from dynrt.runtime.planning import Exposed, PlannerActor, Pushed
 from dynrt.runtime.request_life import RequestLife, Route
 from dynrt.runtime.request_metrics import EndedRequest, RequestOutcome
 from dynrt.runtime.request_times import StageTimes
@@ -83,7 +83,7 @@ class Attempts:
         if attempt is None:
             return False  # an earlier one, which ended meanwhile
         if not attempt.has_begun:
-            self._planner.tell(FirstTokenSeen(delta.key))
+            self._planner.first_token(delta.key)
         arrival = Arrival(delta, worker.incarnation, report.timing)
         is_of_prompt = delta.cached_tokens is not None and worker.incarnation == attempt.prefill
         if is_of_prompt and attempt.stage.computed_at is None:
@@ -223,7 +223,7 @@ class Attempts:
             plan = await self._planner.plan(request, PLAN_TIMEOUT_S)
         except BaseException:
             # Nobody waits for the plan any more, but it may have been made, or still be.
-            self._planner.tell(RequestEnded(request.key, finished=False))
+            self._planner.ended(request.key, finished=False)
             raise
         decode = self._fleet.get(plan.decode)
         if decode is None:
@@ -259,7 +259,7 @@ class Attempts:
         self._attempts[attempt.id] = attempt
         held.stage.ended_at = attempt.stage.planned_at = self._now()
         if attempt.is_remote:
-            self._planner.tell(FirstTokenSeen(attempt.key))
+            self._planner.first_token(attempt.key)
             self.transfers.tell(Move(*held.id, attempt.epoch, attempt.prefill, attempt.decode))
         else:
             attempt.holds = held.id
@@ -292,7 +292,7 @@ class Attempts:
         del self._attempts[attempt.id], self._passages[attempt.key]
         attempt.stage.ended_at = self._now()
         attempt.stage.reason = "" if finished else reason
-        self._planner.tell(RequestEnded(attempt.key, finished))
+        self._planner.ended(attempt.key, finished=finished)
         if not finished:
             for incarnation in {attempt.prefill, attempt.decode}:
                 self.tell(incarnation, Cancel(attempt.key, attempt.epoch))

@@ -26,7 +26,6 @@ from dynrt.runtime.planning import (
     PairDown,
     PairUp,
     PlannerActor,
-    StepSeen,
     WorkerDown,
     WorkerUp,
 )
@@ -127,7 +126,7 @@ class Dispatcher:
             self._metrics.requests.step(report.timing.prefill_tokens + report.timing.decode_requests)
         if report.cache is not None:
             self._planner.tell(CacheSeen(worker.incarnation, report.cache))
-        self._planner.tell(StepSeen(worker.incarnation, report.load, report.timing))
+        self._planner.step(worker.incarnation, report.load, report.timing)
 
     def _register(self, register: Register) -> None:
         refusal = self._fleet.refusal(register)

@@ -72,8 +72,6 @@ class FirstTokenSeen(msgspec.Struct, frozen=True):
 
 
 class RequestEnded(msgspec.Struct, frozen=True):
-    """Not finished: what the plan promised to the index did not come about."""
-
     key: bytes
     finished: bool
 
@@ -93,13 +91,11 @@ PlannerMessage = (
 )
 
 
-_FREQUENT = (StepSeen, FirstTokenSeen, RequestEnded)
-
-
 class PlannerActor(Actor[PlannerMessage]):
     """Asked a PlanRequest it answers with a Plan, or refuses with NoWorkerError, OverloadedError or ContextLengthError.
 
-    Workers are known to it by incarnation: nothing learned of one outlives it.
+    Workers are known to it by incarnation: nothing learned of one outlives it. What every request and every step
+    needs has a method of its own, heard at once while the actor is at rest: nearly always, and much cheaper.
     """
 
     def __init__(
@@ -126,13 +122,33 @@ class PlannerActor(Actor[PlannerMessage]):
         loads = [self._planner.load(incarnation) for incarnation in self._workers]
         return not any(load.prefill_requests or load.decode_requests for load in loads)
 
-    def tell(self, message: PlannerMessage) -> None:
-        """What every step and every request tells is heard at once at its rest: nearly always, and much cheaper."""
-        if not (self.is_at_rest and isinstance(message, _FREQUENT)):
-            super().tell(message)
+    def step(self, incarnation: str, load: EngineLoad, timing: StepTiming | None) -> None:
+        """A worker's step is done; `timing` is None if it computed nothing."""
+        if not self.is_at_rest:
+            self.tell(StepSeen(incarnation, load, timing))
             return
         try:
-            self._note(message)
+            self._planner.step(incarnation, load, timing)
+        except Exception as fault:
+            self.fail(fault)
+
+    def first_token(self, key: bytes) -> None:
+        """The request's prefill is done."""
+        if not self.is_at_rest:
+            self.tell(FirstTokenSeen(key))
+            return
+        try:
+            self._planner.first_token(key)
+        except Exception as fault:
+            self.fail(fault)
+
+    def ended(self, key: bytes, *, finished: bool) -> None:
+        """The request is over. Not finished: what its plan promised to the index did not come about."""
+        if not self.is_at_rest:
+            self.tell(RequestEnded(key, finished))
+            return
+        try:
+            self._end(key, finished)
         except Exception as fault:
             self.fail(fault)
 
@@ -160,14 +176,13 @@ class PlannerActor(Actor[PlannerMessage]):
 
     def _note(self, message: PlannerMessage) -> None:
         planner = self._planner
-        match message:  # the frequent ones first
+        match message:
             case StepSeen(incarnation, load, timing):
                 planner.step(incarnation, load, timing)
             case FirstTokenSeen(key):
                 planner.first_token(key)
             case RequestEnded(key, finished):
-                end = planner.finished if finished else planner.failed
-                end(key)
+                self._end(key, finished)
             case WorkerUp(register):
                 self._worker_up(register)
             case WorkerDown(incarnation):
@@ -182,6 +197,12 @@ class PlannerActor(Actor[PlannerMessage]):
                 planner.pushed(prefill, decode, kv_bytes, link_s)
             case Exposed(exposed_s):
                 planner.exposed(exposed_s)
+
+    def _end(self, key: bytes, finished: bool) -> None:
+        if finished:
+            self._planner.finished(key)
+        else:
+            self._planner.failed(key)
 
     def _worker_up(self, register: Register) -> None:
         """An engine that joined may be full of KV of which nobody here has heard, and idle ones tell nothing."""

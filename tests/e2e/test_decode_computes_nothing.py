@@ -8,7 +8,8 @@ import pytest
 from served_runtime import serve
 
 from dynrt.runtime import RuntimeConfig
-from dynrt.runtime.planning import PlannerActor, PlannerMessage, StepSeen, WorkerUp
+from dynrt.runtime.messages import EngineLoad, StepTiming
+from dynrt.runtime.planning import PlannerActor, PlannerMessage, WorkerUp
 
 BLOCK = 32  # tokens
 
@@ -17,16 +18,22 @@ async def test_decode_computes_no_prompt_token(tiny_model_dir: Path, monkeypatch
     """Less than a block, blocks to the token, and more; without hits, and with hits on both."""
     computed = {"prefill": 0, "decode": 0}
     roles: dict[str, str] = {}
-    tell = PlannerActor.tell
+    tell, step = PlannerActor.tell, PlannerActor.step
 
-    def note(planner: PlannerActor, message: PlannerMessage) -> None:
+    def note_worker(planner: PlannerActor, message: PlannerMessage) -> None:
         if isinstance(message, WorkerUp):
             roles[message.register.incarnation] = message.register.role
-        elif isinstance(message, StepSeen) and message.timing is not None:
-            computed[roles[message.incarnation]] += message.timing.prefill_tokens
         tell(planner, message)
 
-    monkeypatch.setattr(PlannerActor, "tell", note)
+    def note_step(
+        planner: PlannerActor, incarnation: str, load: EngineLoad, timing: StepTiming | None
+    ) -> None:
+        if timing is not None:
+            computed[roles[incarnation]] += timing.prefill_tokens
+        step(planner, incarnation, load, timing)
+
+    monkeypatch.setattr(PlannerActor, "tell", note_worker)
+    monkeypatch.setattr(PlannerActor, "step", note_step)
     lengths = [1, BLOCK - 1, BLOCK, BLOCK + 1, 4 * BLOCK, 4 * BLOCK + 7]
     async with serve(RuntimeConfig(str(tiny_model_dir), dtype="float32", local_prefill="never")) as served:
         for _ in range(2):

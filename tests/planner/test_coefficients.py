@@ -16,6 +16,7 @@ from dynrt.planner.coefficients import (
     FleetFit,
     StepFit,
     assumed_coefficients,
+    terms_of,
 )
 from dynrt.runtime.messages import StepTiming
 
@@ -49,6 +50,10 @@ def prefill_step(random: Random, truth: Coefficients = TRUTH, factor: float = 1.
     return step(tokens, (start + tokens) ** 2 - start**2, 0, 0, truth, factor)
 
 
+def learn(fit: StepFit, step: StepTiming) -> None:
+    fit.add(step, terms_of(step))
+
+
 def noise(random: Random) -> float:
     return 10.0 if random.random() < 0.02 else random.gauss(1.0, 0.08)
 
@@ -63,7 +68,7 @@ def test_known_coefficients_are_found_in_noise_with_stalls() -> None:
     fit = StepFit()
     for _ in range(1000):
         make = random.choice((decode_step, prefill_step))
-        fit.add(make(random, factor=noise(random)))
+        learn(fit, make(random, factor=noise(random)))
     assert_close(fit.solve(assumed_coefficients(KV_BYTES)), TRUTH, 0.25)
 
 
@@ -71,7 +76,7 @@ def test_exact_steps_give_exact_coefficients() -> None:
     random = Random(2)
     fit = StepFit()
     for _ in range(400):
-        fit.add(random.choice((decode_step, prefill_step))(random))
+        learn(fit, random.choice((decode_step, prefill_step))(random))
     assert_close(fit.solve(assumed_coefficients(KV_BYTES)), TRUTH, 0.02)
 
 
@@ -81,7 +86,7 @@ def test_a_worker_that_slows_down_is_followed() -> None:
     slow = Coefficients(*(3 * value for value in msgspec.structs.astuple(TRUTH)))
     for truth in (TRUTH, slow):
         for _ in range(2000):
-            fit.add(random.choice((decode_step, prefill_step))(random, truth))
+            learn(fit, random.choice((decode_step, prefill_step))(random, truth))
     assert_close(fit.solve(assumed_coefficients(KV_BYTES)), slow, 0.1)
 
 
@@ -89,9 +94,9 @@ def test_decode_steps_do_not_wash_out_what_prefill_costs() -> None:
     random = Random(4)
     fit = StepFit()
     for _ in range(300):
-        fit.add(prefill_step(random))
+        learn(fit, prefill_step(random))
     for _ in range(5000):
-        fit.add(decode_step(random))
+        learn(fit, decode_step(random))
     found = fit.solve(assumed_coefficients(KV_BYTES))
     assert found.prefill_token_ms == pytest.approx(TRUTH.prefill_token_ms, rel=0.05)
 
@@ -111,9 +116,9 @@ def test_a_decode_worker_is_believed_to_prefill_like_the_others() -> None:
     for _ in range(600):
         fleet.add("p", prefill_step(random))
         fleet.add("d", decode_step(random))
-    assert fleet.of("d").prefill_token_ms == pytest.approx(TRUTH.prefill_token_ms, rel=0.1)
+    assert fleet.coefficients["d"].prefill_token_ms == pytest.approx(TRUTH.prefill_token_ms, rel=0.1)
     fleet.add_worker("new", KV_BYTES)
-    assert fleet.of("new").prefill_token_ms == pytest.approx(TRUTH.prefill_token_ms, rel=0.1)
+    assert fleet.coefficients["new"].prefill_token_ms == pytest.approx(TRUTH.prefill_token_ms, rel=0.1)
 
 
 def test_workers_of_one_fleet_may_differ() -> None:
@@ -125,7 +130,7 @@ def test_workers_of_one_fleet_may_differ() -> None:
     for _ in range(300):
         fleet.add("fast", prefill_step(random))
         fleet.add("slow", prefill_step(random, slow))
-    ratio = fleet.of("slow").prefill_token_ms / fleet.of("fast").prefill_token_ms
+    ratio = fleet.coefficients["slow"].prefill_token_ms / fleet.coefficients["fast"].prefill_token_ms
     assert ratio == pytest.approx(4, rel=0.1)
 
 
@@ -141,15 +146,15 @@ def test_of_many_steps_alike_few_are_enough_to_follow_a_worker_that_slows_down()
             fleet.add("w", step)
             wanted += fit.wants(step)
     assert wanted < 16_000 / LEARN_EVERY + 2 * LEARN_ALL
-    assert_close(fleet.of("w"), slow, 0.1)
+    assert_close(fleet.coefficients["w"], slow, 0.1)
 
 
 def test_a_step_without_duration_is_ignored() -> None:
     fleet = FleetFit()
     fleet.add_worker("w", KV_BYTES)
-    before = fleet.of("w")
+    before = fleet.coefficients["w"]
     fleet.add("w", StepTiming(0.0, 0.0, 512, 512**2, 0, 0))
-    assert fleet.of("w") == before
+    assert fleet.coefficients["w"] == before
 
 
 steps = st.builds(
@@ -169,4 +174,4 @@ def test_no_steps_whatever_make_a_coefficient_negative_or_infinite(samples: list
     fleet.add_worker("w", KV_BYTES)
     for sample in samples:
         fleet.add("w", sample)
-        assert all(0 <= value < 1e9 for value in msgspec.structs.astuple(fleet.of("w")))
+        assert all(0 <= value < 1e9 for value in msgspec.structs.astuple(fleet.coefficients["w"]))

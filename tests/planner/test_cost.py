@@ -13,7 +13,6 @@ from dynrt.planner.cost import (
     batch_ms,
     exposed_transfer_ms,
     queue_ms,
-    shortage_ms,
     uncached_ms,
 )
 from dynrt.planner.links import ASSUMED_HANDOFF_MS, Links
@@ -33,10 +32,11 @@ def test_attention_to_a_cached_prefix_is_paid() -> None:
 
 def test_the_queue_is_what_waits() -> None:
     load = Load(16)
-    assert queue_ms(COSTS, load) == 0
+    assert queue_ms(COSTS, load, 1000, 100) == 0
     load.plan_prefill(b"a", 100, 100)
     load.plan_prefill(b"b", 100, 50)
-    assert queue_ms(COSTS, load) == pytest.approx(2 * 5 + 0.5 * 150 + 1e-4 * (100**2 + 100**2 - 50**2))
+    waiting_ms = 2 * 5 + 0.5 * 150 + 1e-4 * (100**2 + 100**2 - 50**2)
+    assert queue_ms(COSTS, load, 1000, 100) == pytest.approx(waiting_ms)
 
 
 def test_joining_a_batch_costs_both_sides() -> None:
@@ -50,8 +50,8 @@ def test_joining_a_batch_costs_both_sides() -> None:
 def test_what_does_not_fit_is_computed_again() -> None:
     load = Load(16)
     load.plan_decode(b"a", 900, 900)
-    assert shortage_ms(COSTS, load, 1000, 100) == 0
-    assert shortage_ms(COSTS, load, 1000, 140) == pytest.approx(0.5 * 40)
+    assert queue_ms(COSTS, load, 1000, 100) == 0
+    assert queue_ms(COSTS, load, 1000, 140) == pytest.approx(0.5 * 40)
 
 
 def test_a_fast_link_hides_everything() -> None:

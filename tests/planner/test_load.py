@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dynrt.planner.load import Load
-from dynrt.runtime.messages import EngineLoad
+from dynrt.runtime.messages import EngineLoad, StepTiming
 
 KEYS = [bytes([number]) for number in range(4)]
 keys = st.sampled_from(KEYS)
@@ -25,6 +25,10 @@ def numbers(load: Load) -> tuple[int, ...]:
     )
 
 
+def step(prefill_tokens: int, decode_kv_tokens: int) -> StepTiming:
+    return StepTiming(0.01, 0.0, prefill_tokens, prefill_tokens**2, 1, decode_kv_tokens)
+
+
 def test_a_prefill_weighs_only_its_uncached_tokens() -> None:
     load = Load(16)
     load.plan_prefill(b"a", prompt_tokens=100, uncached_tokens=30)
@@ -35,7 +39,7 @@ def test_steps_work_off_the_oldest_prefill_first() -> None:
     load = Load(16)
     load.plan_prefill(b"a", 100, 100)
     load.plan_prefill(b"b", 50, 50)
-    load.step(prefill_tokens=120, decode_kv_tokens=0)
+    load.step(EngineLoad(), step(prefill_tokens=120, decode_kv_tokens=0))
     assert load.prefill_tokens == 30
     assert load.prefill_context == 50**2 - 20**2
     load.end_prefill(b"a")
@@ -46,8 +50,7 @@ def test_a_worker_that_reports_more_is_believed() -> None:
     load = Load(16)
     load.plan_prefill(b"a", 100, 10)
     load.plan_decode(b"a", 100, 10)
-    load.report(EngineLoad(blocks_active=50))
-    load.step(0, decode_kv_tokens=700)
+    load.step(EngineLoad(blocks_active=50), step(prefill_tokens=0, decode_kv_tokens=700))
     assert (load.prefill_tokens, load.held_tokens, load.decode_kv_tokens) == (10, 800, 700)
 
 
@@ -56,8 +59,7 @@ def test_a_report_that_is_late_does_not_outlive_the_last_request() -> None:
     load.plan_prefill(b"a", 100, 100)
     load.plan_decode(b"a", 100, 100)
     load.end(b"a")
-    load.report(EngineLoad(blocks_active=50))
-    load.step(10, 700)
+    load.step(EngineLoad(blocks_active=50), step(prefill_tokens=10, decode_kv_tokens=700))
     assert numbers(load) == ZERO
 
 
@@ -89,13 +91,15 @@ class LoadMachine(RuleBasedStateMachine):
         self.prefilling.discard(key)
         self.decoding.discard(key)
 
-    @rule(prefill_tokens=st.integers(0, 2000), decode_kv_tokens=st.integers(0, 2000))
-    def stepped(self, prefill_tokens: int, decode_kv_tokens: int) -> None:
-        self.load.step(prefill_tokens, decode_kv_tokens)
+    @rule(
+        active=st.integers(0, 100), prefill_tokens=st.integers(0, 2000), decode_kv_tokens=st.integers(0, 2000)
+    )
+    def stepped(self, active: int, prefill_tokens: int, decode_kv_tokens: int) -> None:
+        self.load.step(EngineLoad(blocks_active=active), step(prefill_tokens, decode_kv_tokens))
 
     @rule(active=st.integers(0, 100))
     def reported(self, active: int) -> None:
-        self.load.report(EngineLoad(blocks_active=active))
+        self.load.step(EngineLoad(blocks_active=active), None)
 
     @invariant()
     def never_negative_and_zero_when_idle(self) -> None:

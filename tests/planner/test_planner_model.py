@@ -158,20 +158,43 @@ hits = st.sampled_from((0, 64, 128))
 def candidates(draw: st.DrawFn, prefix: str) -> list[Candidate]:
     count = draw(st.integers(0, 5))
     return [
-        Candidate(
-            facts(f"{prefix}{number}", "both"),
-            hit_tokens=draw(hits),
-            prefill_hit_tokens=draw(hits),
-            queue_ms=draw(costs),
-            compute_ms=draw(costs) + 1.0,
-            extra_ms=draw(costs),
-            batch_ms=draw(costs),
-            interruption_ms=0.0,
-            waiting_requests=0,
-            lot=0.0,
+        candidate(
+            f"{prefix}{number}",
+            draw(hits),
+            draw(hits),
+            draw(costs),
+            draw(costs) + 1.0,
+            draw(costs),
+            draw(costs),
         )
         for number in range(count)
     ]
+
+
+def candidate(
+    name: str,
+    hit: int,
+    prefill_hit: int,
+    queue_ms: float,
+    compute_ms: float,
+    extra_ms: float,
+    batch_ms: float,
+) -> Candidate:
+    return Candidate(
+        facts(name, "both"),
+        hit_tokens=hit,
+        prefill_hit_tokens=prefill_hit,
+        queue_ms=queue_ms,
+        compute_ms=compute_ms,
+        extra_ms=extra_ms,
+        batch_ms=batch_ms,
+        interruption_ms=0.0,
+        waiting_requests=0,
+        lot=0.0,
+        prefill_score_ms=queue_ms + compute_ms + extra_ms,
+        local_score_ms=queue_ms + compute_ms + extra_ms + batch_ms,
+        decode_ms=batch_ms + queue_ms,
+    )
 
 
 @given(candidates("p"), candidates("d"), st.randoms(use_true_random=False))

@@ -24,7 +24,6 @@ from dynrt.runtime.planning import (
     PlannerActor,
     PlannerMessage,
     RequestEnded,
-    StepSeen,
     WorkerDown,
     WorkerUp,
 )
@@ -213,6 +212,6 @@ async def test_a_defect_in_what_is_told_at_rest_ends_the_planner_and_not_who_tol
     up(actor)
     await actor.plan(request(), 5.0)
     assert actor.is_at_rest
-    actor.tell(StepSeen("p", None, None))  # type: ignore[arg-type]
+    actor.step("p", None, None)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         await asyncio.wait_for(task, 5.0)
