@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from aiohttp import web
-
 from dynrt.engines.token_bytes import TokenBytes
 from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
@@ -75,6 +73,3 @@ class Backend(Protocol):
     async def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
         ...
-
-
-BACKEND = web.AppKey("backend", Backend)

@@ -7,9 +7,12 @@ import re
 from typing import Any
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import hdrs
+from aiohttp.streams import StreamReader
+from multidict import CIMultiDictProxy
 
 from dynrt.runtime.errors import BodyTooLargeError, InvalidRequestError, UnsupportedMediaTypeError
+from dynrt.runtime.http.request import Request
 
 MAX_BODY_BYTES = 16 * 2**20
 BODY_DEADLINE_S = 60.0
@@ -20,25 +23,31 @@ _decode = msgspec.json.Decoder().decode
 _NOT_A_NUMBER = re.compile(rb"-?(NaN|Infinity)")
 
 
-async def read_object(request: web.Request) -> dict[str, Any]:
+class BrokenBodyError(Exception):
+    """What came of a body cannot be decoded."""
+
+
+async def read_object(request: Request) -> dict[str, Any]:
     """The body's JSON object. Raises the 400, 413 or 415 that tells what is wrong with it."""
-    check_headers(request)
-    return decode_object(await _read(request))
+    check_headers(request.headers)
+    return decode_object(await _read(request.body))
 
 
-def check_headers(request: web.BaseRequest) -> None:
+def check_headers(headers: CIMultiDictProxy[str]) -> None:
     """Raise 413 or 415 if the headers alone tell that the body will not be taken."""
-    headers = request.headers
-    if headers.get(hdrs.CONTENT_TYPE, JSON) != JSON:
-        _check_media_type(request.content_type)
-    if headers.get(hdrs.CONTENT_ENCODING, "").strip().lower() not in CONTENT_ENCODINGS:
+    media_type = headers.get(hdrs.CONTENT_TYPE, JSON)
+    if media_type != JSON:
+        _check_media_type(media_type)
+    encoding = headers.get(hdrs.CONTENT_ENCODING)
+    if encoding is not None and encoding.strip().lower() not in CONTENT_ENCODINGS:
         raise unsupported_encoding()
-    if (request.content_length or 0) > MAX_BODY_BYTES:
+    if int(headers.get(hdrs.CONTENT_LENGTH, 0)) > MAX_BODY_BYTES:
         raise too_large()
 
 
-def _check_media_type(media_type: str) -> None:
+def _check_media_type(content_type: str) -> None:
     """Of a Content-Type that is not the usual one: it may have parameters, or be written otherwise."""
+    media_type = content_type.partition(";")[0].strip().lower()
     if media_type != JSON and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError(
             f"the body's Content-Type is {media_type[:100]}; send JSON with Content-Type: {JSON}"
@@ -55,22 +64,30 @@ def too_large() -> BodyTooLargeError:
     )
 
 
-async def _read(request: web.Request) -> bytes:
+async def _read(body: StreamReader) -> bytes:
     try:
-        if request.content.is_eof():  # all is here, as of most requests: there is nothing to wait for
-            return _within_limit(request.content.read_nowait())
+        if body.is_eof():  # all is here, as of most requests: there is nothing to wait for
+            return _within_limit(body.read_nowait())
         async with asyncio.timeout(BODY_DEADLINE_S):
-            return await request.read()
+            return await _read_arriving(body)
     except TimeoutError:
         raise InvalidRequestError(
             f"the body did not arrive within {BODY_DEADLINE_S:g} s; send it faster"
         ) from None
-    except web.HTTPRequestEntityTooLarge:
-        raise too_large() from None
-    except web.RequestPayloadError:
+    except BrokenBodyError:
         raise InvalidRequestError(
             "the body cannot be decoded as its Content-Encoding says; send it again"
         ) from None
+
+
+async def _read_arriving(body: StreamReader) -> bytes:
+    pieces, size = [], 0
+    while piece := await body.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_BODY_BYTES:
+            raise too_large()
+    return b"".join(pieces)
 
 
 def _within_limit(raw: bytes) -> bytes:

@@ -94,7 +94,7 @@ class LoneOutputs:
         try:
             output = await anext(self._outputs)
         except StopAsyncIteration:
-            raise EngineError("the engine's output ended without a finish reason") from None
+            raise unfinished() from None
         self._has_finished = output.finish_reason is not None
         return 0, output
 
@@ -185,18 +185,13 @@ def joined(parts: Sequence[GenerateOutput]) -> GenerateOutput:
     )
 
 
-async def without_tokens(outputs: AsyncIterator[IndexedOutput]) -> AsyncIterator[IndexedOutput]:
-    """`outputs` of requests for no tokens, without the one that engines make: nothing of it is told or counted."""
-    async for index, output in outputs:
-        finish = "length" if output.finish_reason in ("stop", "length") else output.finish_reason
-        yield (
-            index,
-            msgspec.structs.replace(
-                output,
-                token_ids=[],
-                text="",
-                logprobs=None,
-                finish_reason=finish,
-                stop_reason=None,
-            ),
-        )
+def without_token(output: GenerateOutput) -> GenerateOutput:
+    """`output` of a request for no tokens, without the one that engines make: nothing of it is told or counted."""
+    finish = "length" if output.finish_reason in ("stop", "length") else output.finish_reason
+    return msgspec.structs.replace(
+        output, token_ids=[], text="", logprobs=None, finish_reason=finish, stop_reason=None
+    )
+
+
+def unfinished() -> EngineError:
+    return EngineError("the engine's output ended without a finish reason")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
-from aiohttp import web
-
 from dynrt.runtime.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError
-from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.openai.types import Model, ModelList
 from dynrt.runtime.http.parameters.fields import shown
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response, json_response
 from dynrt.runtime.requests import ModelCard
+
+MODEL_PREFIX = "/v1/models/"  # and the model's name, which may have slashes
+MODEL_ROUTE = MODEL_PREFIX + "{model}"
 
 
 def find_model(backend: Backend, name: str) -> ModelCard:
@@ -28,18 +30,16 @@ def find_model(backend: Backend, name: str) -> ModelCard:
     raise ModelNotFoundError(f"the model {shown(name)} is not served here; served: {served}", param="model")
 
 
-async def list_models(request: web.Request) -> web.Response:
-    cards = request.app[BACKEND].models()
+async def list_models(request: Request) -> Response:
+    cards = request.endpoint.backend.models()
     return json_response(ModelList([_model(card) for card in cards]))
 
 
-async def show_model(request: web.Request) -> web.Response:
-    return json_response(_model(find_model(request.app[BACKEND], request.match_info["model"])))
+async def show_model(request: Request) -> Response:
+    return json_response(
+        _model(find_model(request.endpoint.backend, request.path.removeprefix(MODEL_PREFIX)))
+    )
 
 
 def _model(card: ModelCard) -> Model:
     return Model(id=card.name, created=card.created, max_model_len=card.context_length)
-
-
-def json_response(body: msgspec.Struct) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")

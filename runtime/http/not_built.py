@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from aiohttp import web
-
 from dynrt.runtime.errors import NotBuiltError
-from dynrt.runtime.http.backend import BACKEND
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response
 
 
-async def embeddings(request: web.Request) -> web.Response:
-    served = ", ".join(card.name for card in request.app[BACKEND].models()) or "the model"
+async def embeddings(request: Request) -> Response:
+    served = ", ".join(card.name for card in request.endpoint.backend.models()) or "the model"
     raise NotBuiltError(
         f"embeddings are not built: dynrt serves models that generate text ({served}); use a server of embedding models"
     )

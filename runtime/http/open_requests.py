@@ -5,35 +5,37 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from aiohttp import web
-
 from dynrt.runtime.errors import OverloadedError
 
 RETRY_AFTER_DRAIN_S = 5
 
 
 class OpenRequests:
-    """One per application. `admit` frames a request; `drain` waits for all of them, then ends them."""
+    """One per endpoint. `admit` frames a request; `drain` waits for all of them, then ends them."""
 
     def __init__(self) -> None:
         self.ending = False  # announced: new requests are still taken
         self.draining = False
         self._open: set[Admission] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle = asyncio.Event()  # once none is left while draining
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def admit(self) -> Admission:
-        """Raises OverloadedError at once while draining, and out of the body when `drain` runs out of time."""
+    def admit(self, task: asyncio.Task[None]) -> Admission:
+        """Of a request that `task` serves.
+
+        Raises OverloadedError at once while draining, and out of the body when `drain` runs out of time.
+        """
         if self.draining:
             raise _ending("takes no new requests")
-        return Admission(self)
+        return Admission(self, task)
 
     async def drain(self, drain_s: float) -> None:
         """Admit nothing more, wait up to `drain_s` for the open requests, cut those that are left."""
         self.draining = True
+        if not self._open:
+            return
         try:
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
@@ -42,28 +44,25 @@ class OpenRequests:
                 admission.cut()
 
     def enter(self, admission: Admission) -> None:
-        if not self._open:
-            self._idle.clear()
         self._open.add(admission)
 
     def leave(self, admission: Admission) -> None:
         self._open.discard(admission)
-        if not self._open:
+        if self.draining and not self._open:
             self._idle.set()
 
 
 class Admission:
-    """See OpenRequests.admit. A cut works as asyncio.timeout does, which costs every request twice as much."""
+    """See OpenRequests.admit. A cut works as asyncio.timeout does, which costs every request several times as much."""
 
-    def __init__(self, requests: OpenRequests) -> None:
+    __slots__ = ("_is_cut", "_requests", "_task")
+
+    def __init__(self, requests: OpenRequests, task: asyncio.Task[None]) -> None:
         self._requests = requests
+        self._task = task
         self._is_cut = False
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "a request is served by a task"
-        self._task = task
-        self._cancels_before = task.cancelling()
         self._requests.enter(self)
 
     def cut(self) -> None:
@@ -74,11 +73,10 @@ class Admission:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._requests.leave(self)
-        if not self._is_cut:
-            return
-        is_ours_alone = self._task.uncancel() <= self._cancels_before  # else the client has left as well
-        if is_ours_alone and kind is asyncio.CancelledError:
-            raise _ending("could not finish this request in time") from None
+        if self._is_cut:
+            is_ours_alone = self._task.uncancel() == 0  # else the client has left as well
+            if is_ours_alone and kind is asyncio.CancelledError:
+                raise _ending("could not finish this request in time") from None
 
 
 def _ending(what: str) -> OverloadedError:
@@ -86,6 +84,3 @@ def _ending(what: str) -> OverloadedError:
         f"the server is shutting down and {what}; send it again in {RETRY_AFTER_DRAIN_S} s, or to another server",
         retry_after_s=RETRY_AFTER_DRAIN_S,
     )
-
-
-OPEN_REQUESTS = web.AppKey("open_requests", OpenRequests)

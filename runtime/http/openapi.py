@@ -9,10 +9,11 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from dynrt.runtime.http.operations import OPERATIONS, Operation, Struct
 from dynrt.runtime.http.probes import VERSION
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response
 
 ALWAYS = (401, 405, 431, 500)
 KEYS = {
@@ -24,8 +25,8 @@ PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 Json = dict[str, Any]
 
 
-async def show_openapi(request: web.Request) -> web.Response:
-    return web.Response(body=_encoded(), content_type="application/json")
+async def show_openapi(request: Request) -> Response:
+    return Response(_encoded())
 
 
 @cache

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import defaultdict
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
-from aiohttp import web
-from multidict import istr
+from multidict import CIMultiDictProxy, istr
 
 from dynrt.runtime.http.openai.types import PromptTokensDetails, Usage
 from dynrt.runtime.requests import GenerateOutput
@@ -17,7 +15,7 @@ from dynrt.runtime.trace_context import valid_traceparent
 
 MAX_REQUEST_ID_CHARS = 128
 # Names in the form in which headers are kept: looked up without being folded first.
-X_REQUEST_ID = istr("X-Request-Id")
+_X_REQUEST_ID = istr("X-Request-Id")
 _TRACEPARENT = istr("traceparent")
 
 Outcome = Literal["answered", "failed", "client_left", "client_stalled"]
@@ -33,7 +31,16 @@ class RequestRecord(msgspec.Struct):
     outcome: Outcome = "answered"
     first_output_at: float | None = None  # in the loop's time
     sent_status: int | None = None  # once a stream is written to its end
-    cached_by_prompt: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))
+    cached_by_prompt: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, headers: CIMultiDictProxy[str]) -> Self:
+        """The record of a request with `headers`, at its beginning."""
+        wanted, traceparent = headers.get(_X_REQUEST_ID), headers.get(_TRACEPARENT)
+        return cls(
+            (wanted and _visible(wanted)) or os.urandom(16).hex(),
+            valid_traceparent(traceparent) if traceparent else "",
+        )
 
     @property
     def cached_tokens(self) -> int:
@@ -45,7 +52,7 @@ class RequestRecord(msgspec.Struct):
         if self.first_output_at is None:
             self.first_output_at = asyncio.get_running_loop().time()
         self.output_tokens += len(output.token_ids)
-        if output.cached_tokens > self.cached_by_prompt[prompt]:
+        if output.cached_tokens > self.cached_by_prompt.get(prompt, 0):
             self.cached_by_prompt[prompt] = output.cached_tokens
 
     def usage(self) -> Usage:
@@ -57,23 +64,6 @@ class RequestRecord(msgspec.Struct):
         )
 
 
-_RECORD = web.RequestKey("record", RequestRecord)
-
-
-def record_of(request: web.BaseRequest) -> RequestRecord:
-    """The request's one record, made at first use."""
-    try:
-        return request[_RECORD]
-    except KeyError:
-        headers = request.headers
-        record = RequestRecord(
-            _request_id(headers.get(X_REQUEST_ID, "")), valid_traceparent(headers.get(_TRACEPARENT, ""))
-        )
-        request[_RECORD] = record
-        return record
-
-
-def _request_id(wanted: str) -> str:
-    """The client's id reduced to visible ASCII, so that headers, logs and messages can carry it; else a new one."""
-    visible = "".join([char for char in wanted[:MAX_REQUEST_ID_CHARS] if "!" <= char <= "~"])
-    return visible or os.urandom(16).hex()
+def _visible(wanted: str) -> str:
+    """The client's id reduced to visible ASCII, so that headers, logs and messages can carry it."""
+    return "".join([char for char in wanted[:MAX_REQUEST_ID_CHARS] if "!" <= char <= "~"])

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 
 import msgspec
-from aiohttp import web
 from msgspec import UNSET
 
 from dynrt.runtime.errors import OverloadedError
-from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.choices import (
-    IndexedOutput,
     joined,
     outputs_of,
     requests_for_choices,
+    unfinished,
     with_own_ids,
-    without_tokens,
+    without_token,
 )
 from dynrt.runtime.http.envelope import told_to_client
-from dynrt.runtime.http.models import json_response
-from dynrt.runtime.http.open_requests import OPEN_REQUESTS
 from dynrt.runtime.http.openai.replies import MakeReply, Reply, Shown, finish_word
 from dynrt.runtime.http.parameters.shared import Parameters
-from dynrt.runtime.http.request_record import RequestRecord, record_of
-from dynrt.runtime.http.sse import OPENAI_ENDING, ClientLeftError, Ending, EventStream
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.request_record import RequestRecord
+from dynrt.runtime.http.response import Response, json_response
+from dynrt.runtime.http.sse import OPENAI_ENDING, Ending, EventStream
+from dynrt.runtime.http.transport.connection import ClientLeftError
 from dynrt.runtime.messages import SamplingParams
-from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard, Operation
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -47,23 +48,25 @@ class Job(msgspec.Struct, frozen=True):
     continuous_usage: bool
 
 
-Prepare = Callable[[web.Request], Awaitable[Job]]
+Prepare = Callable[[Request], Awaitable[Job]]
 
 
 def make_job(
-    request: web.Request,
+    request: Request,
     asked: Parameters,
     card: ModelCard,
     prompts: Sequence[tuple[bytes, SamplingParams]],
     make_reply: MakeReply,
 ) -> Job:
     """The job for `prompts` (packed ids), as asked."""
-    record = record_of(request)
-    record.prompt_tokens = sum([len(prompt_ids) for prompt_ids, _ in prompts]) // 4
-    operation: Operation = "text_completion" if request.path == "/v1/completions" else "chat"
-    one_each = [_generate_request(record, operation, asked, card, *prompt) for prompt in prompts]
+    record = request.record
+    requests = []
+    for prompt_ids, sampling in prompts:
+        record.prompt_tokens += len(prompt_ids) // 4
+        one = _generate_request(request, asked, card, prompt_ids, sampling)
+        requests += [one] if asked.n == 1 else requests_for_choices(one, asked.n)
     return Job(
-        requests=with_own_ids([choice for one in one_each for choice in requests_for_choices(one, asked.n)]),
+        requests=with_own_ids(requests),
         choices_per_prompt=asked.n,
         reply=make_reply(record.request_id, int(time.time()), card.name),
         only_echo=asked.max_tokens == 0,
@@ -85,13 +88,9 @@ def shown(asked: Parameters, backend: Backend, logprobs: int | None) -> Shown:
 
 
 def _generate_request(
-    record: RequestRecord,
-    operation: Operation,
-    asked: Parameters,
-    card: ModelCard,
-    prompt_ids: bytes,
-    sampling: SamplingParams,
+    request: Request, asked: Parameters, card: ModelCard, prompt_ids: bytes, sampling: SamplingParams
 ) -> GenerateRequest:
+    record = request.record
     return GenerateRequest(
         prompt_ids=prompt_ids,
         sampling=sampling,
@@ -101,39 +100,30 @@ def _generate_request(
         priority=asked.priority,
         seeded=asked.seeded,
         traceparent=record.traceparent,
-        operation=operation,
+        operation="text_completion" if request.route == "/v1/completions" else "chat",
         local_prefill=asked.local_prefill,
     )
 
 
-async def serve(request: web.Request, prepare: Prepare, ending: Ending = OPENAI_ENDING) -> web.StreamResponse:
+async def serve(request: Request, prepare: Prepare, ending: Ending = OPENAI_ENDING) -> Response | None:
     """Answer `request`. Until a stream's first event is out, errors are raised; then they end the stream."""
-    with EventStream(request, ending) as events:
-        try:
-            return await _run(request, prepare, events)
-        except ClientLeftError:
-            record_of(request).outcome = "client_left"
-        except Exception as error:
-            if not events.started:
-                raise
-            await _fail(request, events, error)
-        return events.response
-
-
-async def _run(request: web.Request, prepare: Prepare, events: EventStream) -> web.StreamResponse:
-    app = request.app
-    backend = app[BACKEND]
-    record = record_of(request)
-    with app[OPEN_REQUESTS].admit():
-        if backend.draining():
-            raise OverloadedError("the server is draining and takes no new requests; try again later")
-        job = await prepare(request)
-        async with outputs_of(backend, _framed(job), job.choices_per_prompt, events.outflow) as outputs:
-            told = without_tokens(outputs) if job.only_echo else outputs
+    endpoint, stream = request.endpoint, None
+    try:
+        with endpoint.open_requests.admit(request.connection.task):
+            if endpoint.backend.draining():
+                raise OverloadedError("the server is draining and takes no new requests; try again later")
+            job = await prepare(request)
             if not job.stream:
-                return await _collect(job, told, record)
-            await _stream(job, told, record, events)
-            return events.response
+                return await _collect(job, endpoint.backend, request.record)
+            with EventStream(request, ending) as stream:
+                await _stream(job, endpoint.backend, request.record, stream)
+    except ClientLeftError:
+        request.record.outcome = "client_left"
+    except Exception as error:
+        if stream is None or not stream.started:
+            raise
+        await _fail(request.record, stream, error)
+    return None
 
 
 def _framed(job: Job) -> list[GenerateRequest]:
@@ -146,41 +136,63 @@ def _framed(job: Job) -> list[GenerateRequest]:
     ]
 
 
-async def _collect(job: Job, outputs: AsyncIterator[IndexedOutput], record: RequestRecord) -> web.Response:
-    of_choices: list[list[GenerateOutput]] = [[] for _ in job.requests]
-    async for index, output in outputs:
-        record.count(output, index // job.choices_per_prompt)
-        finish_word(output)  # a choice that failed fails the request at once
-        of_choices[index].append(output)
-    whole = [joined(parts) for parts in of_choices]
-    if any(output.logprobs or output.prompt_logprobs for output in whole):  # thousands of entries take long
+async def _collect(job: Job, backend: Backend, record: RequestRecord) -> Response:
+    if len(job.requests) == 1:
+        whole = [joined(await _outputs_of_one(job, backend, record))]
+    else:
+        whole = [joined(parts) for parts in await _outputs_of_all(job, backend, record)]
+    scored = [output for output in whole if output.logprobs or output.prompt_logprobs]
+    if scored:  # thousands of entries take long
         return await asyncio.to_thread(lambda: json_response(job.reply.whole(whole, record.usage())))
     return json_response(job.reply.whole(whole, record.usage()))
 
 
-async def _stream(
-    job: Job, outputs: AsyncIterator[IndexedOutput], record: RequestRecord, events: EventStream
-) -> None:
+async def _outputs_of_one(job: Job, backend: Backend, record: RequestRecord) -> list[GenerateOutput]:
+    parts = []
+    async with aclosing(backend.generate(job.requests[0])) as outputs:
+        async for output in outputs:
+            told = without_token(output) if job.only_echo else output
+            record.count(told, 0)
+            finish_word(told)
+            parts.append(told)
+            if told.finish_reason is not None:
+                return parts
+    raise unfinished()
+
+
+async def _outputs_of_all(job: Job, backend: Backend, record: RequestRecord) -> list[list[GenerateOutput]]:
+    of_choices: list[list[GenerateOutput]] = [[] for _ in job.requests]
+    async with outputs_of(backend, job.requests, job.choices_per_prompt) as outputs:
+        async for index, output in outputs:
+            told = without_token(output) if job.only_echo else output
+            record.count(told, index // job.choices_per_prompt)
+            finish_word(told)  # a choice that failed fails the request at once
+            of_choices[index].append(told)
+    return of_choices
+
+
+async def _stream(job: Job, backend: Backend, record: RequestRecord, events: EventStream) -> None:
     begun = [False] * len(job.requests)
     left = len(job.requests)
-    async for index, output in outputs:
-        events.count_taken()
-        record.count(output, index // job.choices_per_prompt)
-        usage = record.usage() if job.continuous_usage else UNSET
-        tell = partial(job.reply.events, index, output, first=not begun[index], usage=usage)
-        news = tell() if output.prompt_logprobs is None else await asyncio.to_thread(tell)
-        begun[index] = True
-        left -= output.finish_reason is not None
-        if left == 0:
-            last = job.reply.usage_event(record.usage()) if job.include_usage else b""
-            await events.finish(news + last)
-        elif news:
-            await events.send(news)
+    async with outputs_of(backend, _framed(job), job.choices_per_prompt, events.outflow) as outputs:
+        async for index, output in outputs:
+            events.count_taken()
+            told = without_token(output) if job.only_echo else output
+            record.count(told, index // job.choices_per_prompt)
+            usage = record.usage() if job.continuous_usage else UNSET
+            tell = partial(job.reply.events, index, told, first=not begun[index], usage=usage)
+            news = tell() if told.prompt_logprobs is None else await asyncio.to_thread(tell)
+            begun[index] = True
+            left -= told.finish_reason is not None
+            if left == 0:
+                last = job.reply.usage_event(record.usage()) if job.include_usage else b""
+                await events.finish(news + last)
+            elif news:
+                await events.send(news)
 
 
-async def _fail(request: web.Request, events: EventStream, error: Exception) -> None:
+async def _fail(record: RequestRecord, events: EventStream, error: Exception) -> None:
     """End a started stream with `error`, for whoever still reads it."""
-    record = record_of(request)
     record.outcome = "failed"
     try:
         await events.fail(told_to_client(error, record.request_id))

@@ -1,25 +1,21 @@
 """One response of server-sent events: held back until its first event, pinged while silent, cut if not read.
 
-Head and end are aiohttp's; the events between go past it, one write each, as its way costs several times what the
-rest of a token does: those that may wait to the transport, ready ones into the stream's outflow.
+Each event is one write: those that may wait to the transport, ready ones into the stream's outflow.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import msgspec
-from aiohttp import HttpVersion11, web
 
 from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.http.envelope import encode_error
-from dynrt.runtime.http.request_record import record_of
-from dynrt.runtime.http.transport.connection import Connection
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import encode_head
 from dynrt.runtime.http.transport.outflow import Outflow
 
 PING_S = 15.0  # a started stream that is silent for so long gets a comment: proxies cut idle ones at 60 s
@@ -28,15 +24,11 @@ STALL_S = 30.0  # a write that waits for its reader for so long ends the request
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
-
-
-class ClientLeftError(Exception):
-    """The connection is gone: nobody is left to answer."""
+HEADERS = (
+    "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+)
+CHUNKED = "Transfer-Encoding: chunked\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 def event(body: msgspec.Struct) -> bytes:
@@ -71,27 +63,17 @@ class EventStream:
     Ready events of a started stream go through `outflow` without that task.
     """
 
-    def __init__(self, request: web.Request, ending: Ending = OPENAI_ENDING) -> None:
+    def __init__(self, request: Request, ending: Ending = OPENAI_ENDING) -> None:
         self._request = request
+        self._connection = request.connection
+        self._record = request.record
         self._ending = ending
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._finished = False
-        self._writing = False
+        self._waits = False  # for its reader
         self._last_event_s = 0.0
-        self._record = record_of(request)
-        self._is_chunked = request.version >= HttpVersion11
-        self.outflow = Outflow(is_chunked=self._is_chunked)
-
-    @cached_property
-    def response(self) -> web.StreamResponse:
-        """Made when it is needed: most answers are no streams."""
-        response = web.StreamResponse(headers=HEADERS)
-        if self._is_chunked:
-            response.enable_chunked_encoding()
-        else:
-            response.force_close()  # such a stream has no end but the connection's
-        return response
+        self.outflow = Outflow(is_chunked=request.is_http_1_1)
 
     def __enter__(self) -> Self:
         return self
@@ -116,55 +98,50 @@ class EventStream:
 
     async def send(self, events: bytes) -> None:
         """Send `events` in one write, behind status line and headers if they are the first."""
-        if self._timer is None:
-            await self.response.prepare(self._request)
-            self._look_later()
-            await self._write_watched(self.response.write(events))
-            self._start_outflow()
-        else:
-            await self._write(events)
+        await self._write(self.outflow.framed(events))
 
     async def finish(self, events: bytes) -> None:
         """Send the last `events`, the API's ending and the end of the body."""
         self._finished = True
-        await self.send(events + self._ending.last)
-        self._record.sent_status = self.response.status
-        with suppress(ClientLeftError):  # nothing is missing to a client that closes behind it
-            await self._write_watched(self.response.write_eof())
+        end = LAST_CHUNK if self._request.is_http_1_1 else b""
+        await self._write(self.outflow.framed(events + self._ending.last) + end)
+        self._record.sent_status = 200
 
     async def fail(self, error: DynrtError) -> None:
         """Finish a started stream with `error`, unless all has been said."""
         if not self._finished:
             await self.finish(self._ending.failure(error, self._record.request_id))
 
-    def _start_outflow(self) -> None:
-        connection = self._request.protocol
-        assert isinstance(connection, Connection), "the server makes no other"
-        if connection.transport is not None:
-            connection.outflow = self.outflow
-            self.outflow.start(connection.transport)
-
-    async def _write(self, events: bytes) -> None:
+    async def _write(self, data: bytes) -> None:
         """Raises ClientLeftError; waits while the transport holds more than its high-water mark."""
-        transport = self._request.transport
-        if transport is None or transport.is_closing():
-            raise ClientLeftError
-        transport.write(self.outflow.framed(events))
-        self.outflow.look()
-        await self._write_watched(self._request.writer.drain())
+        if self._timer is None:
+            self._connection.write(self._head() + data)
+            self._begin()
+        else:
+            self._connection.write(data)
+            self.outflow.look()
+        self.outflow.has_written = True
+        if self._connection.writing_paused:
+            await self._drain()
 
-    async def _write_watched(self, write: Awaitable[None]) -> None:
-        self._note_write(True)
-        try:
-            await write
-        except ConnectionError:
-            raise ClientLeftError from None
-        finally:
-            self._note_write(False)
+    def _head(self) -> bytes:
+        request = self._request
+        if request.is_http_1_1:
+            return encode_head(request, 200, HEADERS + CHUNKED)
+        request.keeps_alive = False  # such a stream has no end but the connection's
+        return encode_head(request, 200, HEADERS)
 
-    def _note_write(self, writing: bool) -> None:
-        self._writing = writing
+    def _begin(self) -> None:
         self._last_event_s = self._loop.time()
+        self._look_later()
+        self._connection.begin_outflow(self.outflow)
+
+    async def _drain(self) -> None:
+        self._waits = True
+        try:
+            await self._connection.drain()
+        finally:
+            self._waits = False
 
     def _look_later(self) -> None:
         self._timer = self._loop.call_later(PING_S / LOOKS_PER_PING, self._look)
@@ -176,14 +153,13 @@ class EventStream:
             self.outflow.has_written = False
             self._last_event_s = now
         silent_s = now - self._last_event_s
-        if self._writing and silent_s >= STALL_S:
+        if self._waits and silent_s >= STALL_S:
             self._cut()
             return
-        if not self._writing and silent_s >= PING_S:
+        if not self._waits and silent_s >= PING_S:
             self.outflow.take(PING, [])
         self._look_later()
 
     def _cut(self) -> None:
         self._record.outcome = "client_stalled"
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        self._connection.abort()

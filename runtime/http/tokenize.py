@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import msgspec
-from aiohttp import web
 
-from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.body import read_object
-from dynrt.runtime.http.models import find_model, json_response
+from dynrt.runtime.http.models import find_model
 from dynrt.runtime.http.openai.chat import CONVERSATION, encode_conversation, read_conversation
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.model_limits import check_vocabulary
 from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema, boolean
 from dynrt.runtime.http.parameters.sampling import are_token_ids
 from dynrt.runtime.http.parameters.shared import MODEL
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response, json_response
 from dynrt.runtime.messages import pack_ids, unpack_ids
 
 Encode = Callable[[Backend], Awaitable[bytes]]
@@ -32,12 +33,12 @@ class Text(msgspec.Struct, frozen=True):
     prompt: str
 
 
-async def tokenize(request: web.Request) -> web.Response:
+async def tokenize(request: Request) -> Response:
     fields = Fields(await read_object(request), Problems())
     model, with_names = MODEL.read(fields), WITH_NAMES.read(fields)
     encode = _read_chat(fields) if "messages" in fields.values else _read_text(fields)
     fields.problems.raise_if_any()
-    backend = request.app[BACKEND]
+    backend = request.endpoint.backend
     card = find_model(backend, model)
     packed = await encode(backend)
     names = await backend.token_names(packed) if with_names else None
@@ -54,17 +55,17 @@ def _read_chat(fields: Fields) -> Encode:
     return lambda backend: encode_conversation(backend, conversation)
 
 
-async def detokenize(request: web.Request) -> web.Response:
+async def detokenize(request: Request) -> Response:
     fields = Fields(await read_object(request), Problems())
     model, token_ids = MODEL.read(fields), TOKENS.read(fields)
     fields.problems.raise_if_any()
-    backend = request.app[BACKEND]
+    backend = request.endpoint.backend
     check_vocabulary(token_ids, find_model(backend, model), "tokens")
     return json_response(Text(await backend.decode(pack_ids(token_ids), skip_special_tokens=False)))
 
 
-async def tokenizer_info(request: web.Request) -> web.Response:
-    return json_response(request.app[BACKEND].tokenizer_info())
+async def tokenizer_info(request: Request) -> Response:
+    return json_response(request.endpoint.backend.tokenizer_info())
 
 
 def _read_prompt(fields: Fields) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from aiohttp import web
 
 from dynrt.runtime.errors import ConfigError
 from dynrt.runtime.http.answers.reasoning.formats import (
@@ -41,6 +40,3 @@ class AnswerFormats(msgspec.Struct, frozen=True):
 def _check(flag: str, name: str | None, known: Mapping[str, object]) -> None:
     if name is not None and name != NONE and name not in known:
         raise ConfigError(f"{flag} is {name}; it can be {', '.join(known)} or {NONE}")
-
-
-ANSWER_FORMATS = web.AppKey("answer_formats", AnswerFormats)

@@ -7,13 +7,11 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from dynrt.runtime.http.answers.answer import AnswerPlan
-from dynrt.runtime.http.answers.formats import ANSWER_FORMATS
 from dynrt.runtime.http.answers.plan import plan_answers, with_forced_calls
 from dynrt.runtime.http.answers.tools.request import TOOL_PARAMETERS, ToolUse, read_tool_use
-from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.body import read_object
 from dynrt.runtime.http.models import find_model
 from dynrt.runtime.http.openai.chat_answer_reply import ChatAnswerReply
@@ -32,6 +30,8 @@ from dynrt.runtime.http.parameters.request_schema import (
 from dynrt.runtime.http.parameters.sampling import MAX_LOGPROBS
 from dynrt.runtime.http.parameters.shared import MAX_TOKENS, SHARED, read_parameters
 from dynrt.runtime.http.parameters.unsupported import CHAT, refuse_unsupported
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response
 from dynrt.runtime.http.serve import Job, make_job, serve, shown
 from dynrt.runtime.messages import SamplingParams
 
@@ -61,23 +61,23 @@ class PreparedChat(msgspec.Struct, frozen=True):
 NewReply = Callable[[PreparedChat, str, int, str], Reply]  # the last three as in replies.MakeReply
 
 
-async def chat_completions(request: web.Request) -> web.StreamResponse:
+async def chat_completions(request: Request) -> Response | None:
     return await serve(request, _prepare)
 
 
-async def _prepare(request: web.Request) -> Job:
+async def _prepare(request: Request) -> Job:
     return await prepare_chat(request, Fields(await read_object(request), Problems()), _reply)
 
 
-async def prepare_chat(request: web.Request, fields: Fields, new_reply: NewReply) -> Job:
+async def prepare_chat(request: Request, fields: Fields, new_reply: NewReply) -> Job:
     """The job for a body of this endpoint, or for one that another endpoint's body was read as."""
     conversation = read_conversation(fields)
     logprobs = _read_logprobs(fields)
     asked = read_parameters(fields, logprobs=logprobs)
     refuse_unsupported(fields, CHAT)
     fields.problems.raise_if_any()
-    app = request.app
-    backend = app[BACKEND]
+    endpoint = request.endpoint
+    backend = endpoint.backend
     card = find_model(backend, asked.model)
     asked = with_forced_calls(asked, conversation.tool_use)
     sampling = await sampling_for_model(asked, backend, card)
@@ -85,7 +85,7 @@ async def prepare_chat(request: web.Request, fields: Fields, new_reply: NewReply
     prompt_ids = truncated(prompt_ids, asked, card, default_max_tokens=None)
     plan = await plan_answers(
         conversation.tool_use,
-        app[ANSWER_FORMATS],
+        endpoint.answer_formats,
         backend,
         prompt_ids,
         has_grammar=asked.grammar is not None,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from aiohttp import web
-
-from dynrt.runtime.http.backend import BACKEND, Backend
+from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.body import read_object
 from dynrt.runtime.http.models import find_model
 from dynrt.runtime.http.openai.replies import Reply, Shown
@@ -24,6 +22,8 @@ from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema,
 from dynrt.runtime.http.parameters.sampling import MAX_LOGPROBS, are_token_ids
 from dynrt.runtime.http.parameters.shared import MAX_CHOICES, SHARED, read_parameters
 from dynrt.runtime.http.parameters.unsupported import COMPLETIONS, refuse_unsupported
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response
 from dynrt.runtime.http.serve import Job, make_job, serve, shown
 from dynrt.runtime.messages import pack_ids
 from dynrt.runtime.requests import ModelCard
@@ -33,11 +33,11 @@ DEFAULT_MAX_TOKENS = 16
 Prompt = str | list[int]
 
 
-async def completions(request: web.Request) -> web.StreamResponse:
+async def completions(request: Request) -> Response | None:
     return await serve(request, _prepare)
 
 
-async def _prepare(request: web.Request) -> Job:
+async def _prepare(request: Request) -> Job:
     fields = Fields(await read_object(request), Problems())
     prompts, echo, logprobs = PROMPT.read(fields), ECHO.read(fields), LOGPROBS.read(fields)
     asked = read_parameters(
@@ -50,7 +50,7 @@ async def _prepare(request: web.Request) -> Job:
     refuse_unsupported(fields, COMPLETIONS)
     _check_choices(fields, len(prompts), asked.n)
     fields.problems.raise_if_any()
-    backend = request.app[BACKEND]
+    backend = request.endpoint.backend
     card = find_model(backend, asked.model)
     sampling = await sampling_for_model(asked, backend, card)
     whole = [await _prompt_ids(backend, card, prompt, add_special_tokens) for prompt in prompts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import msgspec
-from aiohttp import web
 
 from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.http.body import read_object
@@ -13,6 +12,8 @@ from dynrt.runtime.http.envelope import Envelope, error_body
 from dynrt.runtime.http.openai.chat import PreparedChat, prepare_chat
 from dynrt.runtime.http.openai.replies import Reply
 from dynrt.runtime.http.parameters.fields import Fields, Problems
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response
 from dynrt.runtime.http.responses.input import OWN_NAMES, chat_body, echo_of
 from dynrt.runtime.http.responses.reply import ID_PREFIX, ResponsesReply
 from dynrt.runtime.http.responses.types import Echo
@@ -35,11 +36,11 @@ def _failed(error: DynrtError, request_id: str) -> bytes:
 ENDING = Ending(last=b"", failure=_failed)
 
 
-async def create_response(request: web.Request) -> web.StreamResponse:
+async def create_response(request: Request) -> Response | None:
     return await serve(request, _prepare, ENDING)
 
 
-async def _prepare(request: web.Request) -> Job:
+async def _prepare(request: Request) -> Job:
     fields = Fields(await read_object(request), Problems())
     body = chat_body(fields)
     fields.problems.raise_if_any()

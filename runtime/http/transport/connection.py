@@ -1,126 +1,287 @@
-"""One client's connection: aiohttp's protocol, with faults told in the envelope and stalled readers cut off."""
+"""One client's connection: parses its requests, has them answered one behind the other, cuts off who does not read."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Callable
 
-from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, InvalidURLError, LineTooLong
+from aiohttp import HttpVersion10
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpProcessingError, HttpRequestParser, RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.tcp_helpers import tcp_keepalive
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
-from dynrt.runtime.errors import DynrtError, HeadersTooLargeError, InvalidRequestError
-from dynrt.runtime.http.access_log import log_refusal
-from dynrt.runtime.http.body import unsupported_encoding
-from dynrt.runtime.http.envelope import error_response, told_to_client
-from dynrt.runtime.http.request_record import record_of
+from dynrt.runtime.http.access_log import note_answer
+from dynrt.runtime.http.body import BrokenBodyError
+from dynrt.runtime.http.endpoint import Endpoint
+from dynrt.runtime.http.envelope import refuse
+from dynrt.runtime.http.request import Request
+from dynrt.runtime.http.response import Response, encode_response
+from dynrt.runtime.http.transport.faults import MAX_LINE_BYTES, told_of_fault
 from dynrt.runtime.http.transport.outflow import Outflow
-from dynrt.runtime.http_counts import NO_ROUTE, HttpCounter
 
 log = logging.getLogger("dynrt.http")
 
 KEEPALIVE_S = 75.0  # longer than clients keep a pooled connection, so that they are the ones to close it
 UNREAD_S = 60.0  # for a reader to take what is buffered for it, whatever kind of answer it is
-MAX_LINE_BYTES = 8190  # of the request line, and of each header
+LINGER_S = (
+    10.0  # for the rest of a body that was refused: a client that cannot send it does not read the answer
+)
 MAX_HEADERS = 128
+MAX_PIPELINED = 32  # requests that wait for their turn; then nothing more is read
+READ_BYTES = 2**18  # of a body ahead of its reader
+
+# What stands for a request that could not be parsed.
+NO_REQUEST = RawRequestMessage(
+    "UNKNOWN", "/", HttpVersion10, CIMultiDictProxy(CIMultiDict()), (), True, None, False, False, URL("/")
+)
+
+Answer = Callable[[Request], Awaitable[Response | None]]  # None: the answer was a stream, which is out
+Arrived = tuple[RawRequestMessage | HttpProcessingError, StreamReader]
 
 
-class Connection(web.RequestHandler):
-    """`manager` is the aiohttp server that routes its requests and closes it in the end."""
+class ClientLeftError(Exception):
+    """The connection is gone: nobody is left to answer."""
 
-    __slots__ = ("_counter", "_unread", "outflow")
 
-    def __init__(self, manager: web.Server, loop: asyncio.AbstractEventLoop, counter: HttpCounter) -> None:
-        super().__init__(
-            manager,
-            loop=loop,
-            keepalive_timeout=KEEPALIVE_S,
-            access_log=None,  # type: ignore[arg-type]  # as aiohttp's own runner does
-            logger=log,
+class Connection(BaseProtocol):
+    """aiohttp's parser and flow control of reading, with one task for all requests.
+
+    A client that leaves cancels the task, and with it the request that is being answered.
+    """
+
+    __slots__ = (
+        "_answer",
+        "_arrival",
+        "_arrived",
+        "_connections",
+        "_endpoint",
+        "_ends",
+        "_has_fault",
+        "_idle_since_s",
+        "_idle_timer",
+        "_outflow",
+        "_unread_timer",
+        "task",
+    )
+
+    _parser: HttpRequestParser
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        answer: Answer,
+        connections: set[Connection],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        parser = HttpRequestParser(
+            self,
+            loop,
+            READ_BYTES,
             max_line_size=MAX_LINE_BYTES,
             max_field_size=MAX_LINE_BYTES,
             max_headers=MAX_HEADERS,
+            payload_exception=BrokenBodyError,
+            max_msg_queue_size=MAX_PIPELINED,
         )
-        self._counter = counter
-        self._unread: asyncio.TimerHandle | None = None
-        self.outflow: Outflow | None = None  # of the response that was begun last
+        super().__init__(loop, parser)
+        self._endpoint = endpoint
+        self._answer = answer
+        self._connections = connections  # those that are open, of its server
+        self._arrived: deque[Arrived] = deque()
+        self._arrival: asyncio.Future[None] | None = None  # while the task waits for a request
+        self._ends = False  # behind the request that is being answered
+        self._has_fault = False  # was sent what is no HTTP: what follows cannot be told from it
+        self._idle_since_s = 0.0
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._outflow: Outflow | None = None  # of the stream that was begun last
+        self.task: asyncio.Task[None]  # from the moment that it is connected
+        self._idle_timer: asyncio.TimerHandle  # likewise
+
+    # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._counter.connected()
+        assert self.transport is not None
+        tcp_keepalive(self.transport)
+        self._endpoint.http_counter.connected()
+        self._idle_since_s = self._loop.time()
+        self._close_if_idle()
+        self.task = self._loop.create_task(self._serve())
+        self.task.add_done_callback(lambda _: self._connections.discard(self))
+        self._connections.add(self)
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """What aiohttp itself refuses, ahead of routes and middlewares: bytes that are no HTTP request."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has been begun; it cannot become an error any more")
-        record = record_of(request)
-        error = _fault(exc, message) if status < 500 else told_to_client(_bug(exc), record.request_id)
-        response = error_response(error, request)
-        response.headers["X-Request-Id"] = record.request_id
-        response.force_close()
-        self._counter.answered(NO_ROUTE, error.status)
-        log_refusal(request, error.status)
-        return response
-
-    def log_exception(self, *args: Any, **kwargs: Any) -> None:
-        is_clients_fault = isinstance(kwargs.get("exc_info"), web.RequestPayloadError)  # and told to it
-        if not is_clients_fault:
-            super().log_exception(*args, **kwargs)
-
-    async def start(self) -> None:
-        """Until the connection is closing, which it does once its buffer is read: never, if nobody reads."""
-        transport = self.transport
+    def data_received(self, data: bytes) -> None:
         try:
-            await super().start()
-        finally:
-            if transport is not None and transport.get_write_buffer_size() and self._unread is None:
-                self._unread = self._loop.call_later(UNREAD_S, transport.abort)
+            arrived, wants_upgrade, rest = self._parser.feed_data(data)
+            self._arrived.extend(arrived)
+            while wants_upgrade:  # to a protocol that is not spoken here: what follows is HTTP as before
+                self._parser.set_upgraded(False)
+                arrived, wants_upgrade, rest = self._parser.feed_data(rest)
+                self._arrived.extend(arrived)
+        except HttpProcessingError as fault:
+            if not self._has_fault:
+                self._arrived.append((fault, EMPTY_PAYLOAD))
+            self._has_fault = True
+        if len(self._arrived) >= MAX_PIPELINED and not self._buffer_paused:
+            self._pause_reading_for_buffer()
+        if self._arrived:
+            self._wake()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         assert self.transport is not None
-        self._unread = self._loop.call_later(UNREAD_S, self.transport.abort)
+        self._unread_timer = self._loop.call_later(UNREAD_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._forget_unread()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self.outflow is not None:
-            self.outflow.stop()
+        if self._outflow is not None:
+            self._outflow.stop()
         super().connection_lost(exc)
-        self._counter.disconnected()
+        self._endpoint.http_counter.disconnected()
         self._forget_unread()
+        self._idle_timer.cancel()
+        self.task.cancel()
+
+    # What bodies call
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused:  # else nothing is held back, as of most requests
+            super().resume_reading(resume_parser)
+
+    # What answers call
+
+    def write(self, data: bytes) -> None:
+        """Does not wait; see `drain`. Raises ClientLeftError."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ClientLeftError
+        transport.write(data)
+
+    def begin_outflow(self, outflow: Outflow) -> None:
+        """Let the body of a stream, whose head has been written, go out through `outflow`."""
+        if self.transport is not None:
+            self._outflow = outflow
+            outflow.start(self.transport)
+
+    def abort(self) -> None:
+        """Cut off a client that does not read."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def drain(self) -> None:
+        """Wait while the transport holds more than its high-water mark. Raises ClientLeftError."""
+        if not self._paused:
+            return
+        try:
+            await self._drain_helper()
+        except ConnectionError:
+            raise ClientLeftError from None
+
+    # What the server calls
+
+    def close(self) -> None:
+        """End it behind the request that is being answered; at once, if none is."""
+        self._ends = True
+        self._wake()
+
+    # The task
+
+    async def _serve(self) -> None:
+        try:
+            while not self._ends:
+                if self._arrived:
+                    await self._answer_next()
+                else:
+                    await self._next_arrival()
+        except ClientLeftError:
+            pass
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            self._close_transport()
+
+    async def _next_arrival(self) -> None:
+        self._idle_since_s = self._loop.time()
+        self._arrival = self._loop.create_future()
+        await self._arrival
+        self._arrival = None
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def _answer_next(self) -> None:
+        head, body = self._arrived.popleft()
+        if isinstance(head, HttpProcessingError):
+            self._answer_fault(head)
+            return
+        self._parser.message_consumed()
+        if self._buffer_paused:
+            self._read_on()
+        request = Request(head, body, self, self._endpoint)
+        response = await self._answer(request)
+        if response is not None:
+            self.write(encode_response(request, response))
+            if self._paused:
+                await self.drain()
+        if not body.is_eof() and not await self._has_read_off(body):
+            self._ends = True
+        if not request.keeps_alive:
+            self._ends = True
+
+    def _answer_fault(self, fault: HttpProcessingError) -> None:
+        self._ends = True
+        request = Request(NO_REQUEST, EMPTY_PAYLOAD, self, self._endpoint)
+        response = refuse(request, told_of_fault(fault))
+        note_answer(request, response.status, self._loop.time())
+        self.write(encode_response(request, response))
+
+    def _read_on(self) -> None:
+        """Once half of the requests that waited are answered: parse what was read already, then read more."""
+        if len(self._arrived) > MAX_PIPELINED // 2:
+            return
+        self.data_received(b"")
+        if len(self._arrived) < MAX_PIPELINED:
+            self._resume_reading_for_buffer()
+
+    async def _has_read_off(self, body: StreamReader) -> bool:
+        """Whether the rest of `body` came in time, to be ignored: the next request is behind it."""
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while not body.is_eof():
+                    await body.readany()
+        except (TimeoutError, BrokenBodyError):
+            return False
+        return True
+
+    def _close_transport(self) -> None:
+        """It is closed once its buffer is read: never, if nobody reads."""
+        transport = self.transport
+        if transport is None:
+            return
+        transport.close()
+        if transport.get_write_buffer_size() and self._unread_timer is None:
+            self._unread_timer = self._loop.call_later(UNREAD_S, transport.abort)
 
     def _forget_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
-
-def _fault(exc: BaseException | None, message: str | None) -> DynrtError:
-    """What is wrong with bytes that could not be parsed; nothing of them is repeated."""
-    match exc:
-        case LineTooLong():
-            return HeadersTooLargeError(
-                f"the request line or a header is larger than {MAX_LINE_BYTES} bytes, the most that is read;"
-                " shorten it"
-            )
-        case ContentEncodingError():
-            return unsupported_encoding()
-        case InvalidURLError():
-            return InvalidRequestError(
-                "the URL of the request cannot be parsed; escape what is special in it"
-            )
-    reason = (message or "it cannot be parsed").partition("\n")[0].rstrip(":. ")
-    return InvalidRequestError(f"this is no valid HTTP request: {reason}")
-
-
-def _bug(exc: BaseException | None) -> Exception:
-    return exc if isinstance(exc, Exception) else RuntimeError("no answer was made")
+    def _close_if_idle(self) -> None:
+        """Looks whenever the connection could have been idle for too long; headers must be there in time as well."""
+        now_s = self._loop.time()
+        waits = self._arrival is not None
+        if waits and now_s - self._idle_since_s >= KEEPALIVE_S:
+            self.close()
+            return
+        next_look_s = KEEPALIVE_S + (self._idle_since_s if waits else now_s)
+        self._idle_timer = self._loop.call_at(next_look_s, self._close_if_idle)

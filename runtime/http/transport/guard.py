@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from aiohttp import web
+from typing import TYPE_CHECKING
 
 from dynrt.runtime.http.transport.keys import ApiKeys
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+if TYPE_CHECKING:
+    from dynrt.runtime.http.request import Request
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})  # load balancers have no key
 PREFLIGHT_MAX_AGE_S = 600
@@ -17,8 +16,6 @@ EXPOSED_HEADERS = "X-Request-Id, Retry-After"
 
 
 class Guard:
-    """`admit` is a middleware; `check` is for what comes ahead of the middlewares."""
-
     def __init__(
         self, keys: ApiKeys | None = None, origins: tuple[str, ...] = (), *, guard_metrics: bool = True
     ) -> None:
@@ -26,47 +23,42 @@ class Guard:
         self._origins = frozenset(origins)
         self._open = OPEN_PATHS if guard_metrics else OPEN_PATHS | {"/metrics"}
 
-    def check(self, request: web.Request) -> None:
+    def check(self, request: Request) -> None:
         """Raises AuthenticationError if `request` lacks the key that its route wants."""
         if self._keys is not None and request.path not in self._open:
             self._keys.check(request.headers)
 
-    @web.middleware
-    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._is_preflight(request):  # browsers send it without a key
-            return web.Response(status=204)
-        self.check(request)
-        return await handler(request)
-
-    def add_cors_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Let the page read this response, errors and streams too; never with credentials (cookies)."""
+    def cors_lines(self, request: Request) -> str:
+        """Headers that let the page read an answer, errors and streams too; never with credentials (cookies)."""
         if not self._origins:
-            return
-        headers = response.headers
+            return ""
         if "*" in self._origins:
-            headers["Access-Control-Allow-Origin"] = "*"
+            lines = "Access-Control-Allow-Origin: *\r\n"
+        elif self._is_from_allowed_page(request):
+            lines = f"Vary: Origin\r\nAccess-Control-Allow-Origin: {request.headers['Origin']}\r\n"
         else:
-            headers.add("Vary", "Origin")
-            if not self._is_from_allowed_page(request):
-                return
-            headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
-        headers["Access-Control-Expose-Headers"] = EXPOSED_HEADERS
-        if self._is_preflight(request):
-            headers["Access-Control-Allow-Methods"] = ALLOWED_METHODS
-            asked = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
-            headers["Access-Control-Allow-Headers"] = asked  # none can do more than any other client's
-            headers["Access-Control-Max-Age"] = str(PREFLIGHT_MAX_AGE_S)
+            return "Vary: Origin\r\n"
+        lines += f"Access-Control-Expose-Headers: {EXPOSED_HEADERS}\r\n"
+        return lines + _preflight_lines(request) if self.is_preflight(request) else lines
 
-    def _is_preflight(self, request: web.Request) -> bool:
+    def is_preflight(self, request: Request) -> bool:
+        """Whether a browser asks what an allowed page may send; it does so without a key."""
         return (
             request.method == "OPTIONS"
             and "Access-Control-Request-Method" in request.headers
             and self._is_from_allowed_page(request)
         )
 
-    def _is_from_allowed_page(self, request: web.Request) -> bool:
+    def _is_from_allowed_page(self, request: Request) -> bool:
         origin = request.headers.get("Origin")
         return origin is not None and ("*" in self._origins or origin in self._origins)
 
 
-GUARD = web.AppKey("guard", Guard)
+def _preflight_lines(request: Request) -> str:
+    # What it asks for is allowed: no header can do more than it could in any other client's request.
+    asked = request.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
+    return (
+        f"Access-Control-Allow-Methods: {ALLOWED_METHODS}\r\n"
+        f"Access-Control-Allow-Headers: {asked}\r\n"
+        f"Access-Control-Max-Age: {PREFLIGHT_MAX_AGE_S}\r\n"
+    )

@@ -7,13 +7,10 @@ import logging
 import socket
 from pathlib import Path
 
-from aiohttp import web
-
 from dynrt.runtime.errors import ConfigError
-from dynrt.runtime.http.access_log import HTTP_COUNTER
-from dynrt.runtime.http.app import create_app
+from dynrt.runtime.http.app import answer
 from dynrt.runtime.http.backend import Backend
-from dynrt.runtime.http.open_requests import OPEN_REQUESTS
+from dynrt.runtime.http.endpoint import Endpoint
 from dynrt.runtime.http.options import EndpointOptions
 from dynrt.runtime.http.transport.certificate import Certificate
 from dynrt.runtime.http.transport.connection import Connection
@@ -38,8 +35,8 @@ class HttpServer:
         self._certificate = _certificate(self._options)
         guard = Guard(self._keys, self._options.cors_origins, guard_metrics=self._options.guard_metrics)
         self._options.answer_formats.check()
-        self._app = create_app(backend, guard, self._options.answer_formats)
-        self._runner: web.AppRunner | None = None
+        self._endpoint = Endpoint(backend, guard, self._options.answer_formats)
+        self._connections: set[Connection] = set()
         self._acceptor: asyncio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._unix_path: Path | None = None
@@ -63,14 +60,14 @@ class HttpServer:
 
     async def serve_on(self, listener: socket.socket) -> None:
         """Accept connections from `listener`, which is already listening."""
-        self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=CLOSE_S)
-        await self._runner.setup()
-        manager, loop, counter = self._runner.server, asyncio.get_running_loop(), self._app[HTTP_COUNTER]
-        assert manager is not None
+        loop = asyncio.get_running_loop()
         context = None if self._certificate is None else self._certificate.context
         listen = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
         self._acceptor = await listen(
-            lambda: Connection(manager, loop, counter), sock=listener, ssl=context, backlog=BACKLOG
+            lambda: Connection(self._endpoint, answer, self._connections, loop),
+            sock=listener,
+            ssl=context,
+            backlog=BACKLOG,
         )
         self._watcher = asyncio.create_task(self._watch(), name="keys and certificate")
 
@@ -85,27 +82,38 @@ class HttpServer:
 
     def take_counts(self) -> HttpCounts:
         """What was answered since the last call, for the metrics of a runtime elsewhere."""
-        return self._app[HTTP_COUNTER].take()
+        return self._endpoint.http_counter.take()
 
     def announce_end(self) -> None:
         """Tell load balancers (/ready is 503, answers close their connections) while still taking requests."""
-        self._app[OPEN_REQUESTS].ending = True
+        self._endpoint.open_requests.ending = True
 
     async def stop(self, drain_s: float) -> None:
         """Take nothing new, let running requests go on for up to `drain_s`, end the rest with an error, close."""
-        if self._runner is None or self._acceptor is None or self._watcher is None:
+        if self._acceptor is None or self._watcher is None:
             return
-        self._app[OPEN_REQUESTS].draining = True
+        self._endpoint.open_requests.draining = True
         self._acceptor.close()
         self._watcher.cancel()
         [watched] = await asyncio.gather(self._watcher, return_exceptions=True)
-        await self._app[OPEN_REQUESTS].drain(drain_s)
-        await self._runner.cleanup()
-        self._runner = None
+        await self._endpoint.open_requests.drain(drain_s)
+        await self._close_connections()
+        self._acceptor = None
         if self._unix_path is not None:
             self._unix_path.unlink(missing_ok=True)
         if isinstance(watched, Exception):
             raise watched
+
+    async def _close_connections(self) -> None:
+        """Behind what they are answering, for which there is a little time."""
+        for connection in self._connections:
+            connection.close()
+        tasks = [connection.task for connection in self._connections]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     async def _watch(self) -> None:
         """Until cancelled."""
