@@ -263,9 +263,9 @@ def _own_columns(runs: Sequence[OwnRun]) -> dict[str, Any]:
 
 
 def _late(measured: Measured) -> float:
-    """How much later decode's own first token came than with whole-send, as a share of the medians."""
-    layerwise, whole = (statistics.median(measured.first_decode_s(mode)) for mode in ("layerwise", "whole"))
-    return layerwise / whole - 1
+    """How much later decode's own first token came than with whole-send in the same round, as a share of that."""
+    rounds = zip(measured.first_decode_s("layerwise"), measured.first_decode_s("whole"), strict=True)
+    return statistics.median(layerwise / whole for layerwise, whole in rounds) - 1
 
 
 def _add_bars(

@@ -11,6 +11,7 @@ from dynrt.transfer.events import ConnectPeer
 from dynrt.transfer.mapping import KvMapping
 from dynrt.transfer.write import Write
 
+ALMOST_DUE_S = 0.2e-3  # the transfer thread's polls are so far apart: one is late at the next
 JUST_POSTED_S = 0.1e-3  # over shared memory it is through by then
 
 
@@ -55,8 +56,10 @@ class DeferringAgent(ABC):
 
     def poll_write(self, handle: Any) -> WriteState:
         if handle.handle is None and not handle.has_failed:
-            if time.monotonic() < handle.due_at:
+            early_s = handle.due_at - time.monotonic()
+            if early_s > ALMOST_DUE_S:
                 return WriteState.IN_FLIGHT
+            time.sleep(max(0.0, early_s))
             self.post_now(handle)
             return self._poll_for(handle, JUST_POSTED_S)
         return self._poll_inner(handle)

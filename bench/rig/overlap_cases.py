@@ -35,7 +35,7 @@ SHARED = [
     Case(6000, 6016, model=TINY),
     Case(6000, 2048, model=TINY),
 ]
-SLOW = [Case(128, 2048, runs=8), Case(512, 2048, runs=8), Case(2000, 2048, runs=6), Case(2000, 512, runs=6)]
+SLOW = [Case(128, 2048), Case(512, 2048, runs=16), Case(2000, 2048, runs=6), Case(2000, 512, runs=6)]
 
 
 def model_cases(*, quick: bool, engine: str) -> list[Case]:
@@ -57,7 +57,7 @@ def _link_cases() -> Iterator[Case]:
     """The shared-memory cases come first: the throttled links are as slow as their compute asks."""
     yield from SHARED
     for case in (Case(128, 2048), Case(512, 2048), Case(2000, 512), Case(6000, 2048, model=TINY)):
-        yield msgspec.structs.replace(case, link="tcp", runs=8)
+        yield msgspec.structs.replace(case, link="tcp", runs=16)
     for case in SLOW:
         for ratio in RATIOS:
             yield msgspec.structs.replace(case, link="throttled", ratio=ratio)
