@@ -22,14 +22,14 @@ def template_messages(
         raise InvalidRequestError("messages is empty; give at least one message", param="messages")
     return [
         message
-        if not wants_parts and _is_plain(message)
+        if not wants_parts and is_plain(message)
         else _adapted(message, f"messages[{index}]", wants_parts, knows_developer)
         for index, message in enumerate(messages)
     ]
 
 
-def _is_plain(message: Mapping[str, Any]) -> TypeGuard[Message]:
-    """Whether templates take it as it is, as most messages: it is a role and a text, nothing else."""
+def is_plain(message: object) -> TypeGuard[Message]:
+    """Whether it is a role that all know and a text, nothing else, as most are: templates take it as it is."""
     return (
         isinstance(message, dict)
         and len(message) == 2

@@ -17,11 +17,12 @@ from dynrt.runtime.http.parameters.grammars import AskedGrammar
 from dynrt.runtime.http.parameters.shared import Parameters
 
 PROMPT_END_TOKENS = 16  # enough for a template's tags of reasoning
+ALL_TEXT = AnswerPlan(TOOL_FORMATS["hermes"].new_call_id)
 
 
-def with_forced_calls(asked: Parameters, use: ToolUse | None) -> Parameters:
+def with_forced_calls(asked: Parameters, use: ToolUse) -> Parameters:
     """`asked` with the grammar that makes the model call a tool, if one is required."""
-    if use is None or use.choice != "required":
+    if use.choice != "required":
         return asked
     if asked.grammar is not None:
         raise InvalidRequestError(
@@ -39,9 +40,10 @@ async def plan_answers(
     Raises InvalidRequestError if tools are offered and the model's format of calls is not known.
     """
     info = backend.tokenizer_info()
-    tool_format = formats.of_tools(info.tool_template or info.chat_template or "")
     reasoning = None if has_grammar else formats.of_reasoning(info.chat_template or "")
-    plan = _plan_calls(use, tool_format)
+    plan = ALL_TEXT
+    if use is not None and use.choice != "none":
+        plan = _plan_calls(use, formats.of_tools(info.tool_template or info.chat_template or ""))
     if reasoning is None:
         return plan
     tail = prompt_ids[-4 * PROMPT_END_TOKENS :]
@@ -53,10 +55,8 @@ async def plan_answers(
     )
 
 
-def _plan_calls(use: ToolUse | None, tool_format: ToolFormat | None) -> AnswerPlan:
+def _plan_calls(use: ToolUse, tool_format: ToolFormat | None) -> AnswerPlan:
     new_call_id = (tool_format or TOOL_FORMATS["hermes"]).new_call_id
-    if use is None or use.choice == "none":
-        return AnswerPlan(new_call_id)
     if use.choice == "required":
         parser = ForcedListParser if use.named is None else ForcedCallParser
         return AnswerPlan(new_call_id, tools=partial(parser, use.names), parallel_calls=use.parallel_calls)

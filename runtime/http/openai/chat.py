@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 
 from dynrt.runtime.http.answers.answer import AnswerPlan
 from dynrt.runtime.http.answers.plan import plan_answers, with_forced_calls
-from dynrt.runtime.http.answers.tools.request import TOOL_PARAMETERS, ToolUse, read_tool_use
+from dynrt.runtime.http.answers.tools.request import TOOL_PARAMETERS, ToolUse, asked_tool_use
 from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.body import read_object
 from dynrt.runtime.http.models import find_model
@@ -19,7 +19,12 @@ from dynrt.runtime.http.openai.chat_reply import ChatReply
 from dynrt.runtime.http.openai.conversation import MESSAGES
 from dynrt.runtime.http.openai.replies import Reply, Shown
 from dynrt.runtime.http.parameters.fields import Fields, Problems
-from dynrt.runtime.http.parameters.model_limits import complete_sampling, sampling_for_model, truncated
+from dynrt.runtime.http.parameters.model_limits import (
+    check_for_model,
+    complete_sampling,
+    special_tokens,
+    truncated,
+)
 from dynrt.runtime.http.parameters.request_schema import (
     Parameter,
     ParameterSet,
@@ -28,12 +33,11 @@ from dynrt.runtime.http.parameters.request_schema import (
     integer,
 )
 from dynrt.runtime.http.parameters.sampling import MAX_LOGPROBS
-from dynrt.runtime.http.parameters.shared import MAX_TOKENS, SHARED, read_parameters
+from dynrt.runtime.http.parameters.shared import ANSWERING, MAX_TOKENS, SHARED, read_parameters
 from dynrt.runtime.http.parameters.unsupported import CHAT, refuse_unsupported
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.response import Response
 from dynrt.runtime.http.serve import Job, make_job, serve, shown
-from dynrt.runtime.messages import SamplingParams
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # given to the template by their own fields
@@ -71,45 +75,40 @@ async def _prepare(request: Request) -> Job:
 
 async def prepare_chat(request: Request, fields: Fields, new_reply: NewReply) -> Job:
     """The job for a body of this endpoint, or for one that another endpoint's body was read as."""
-    conversation = read_conversation(fields)
-    logprobs = _read_logprobs(fields)
-    asked = read_parameters(fields, logprobs=logprobs)
+    messages, values = MESSAGES.read(fields), _OPTIONS.read(fields)
+    conversation = _conversation(fields, messages, values)
+    logprobs = _asked_logprobs(fields, values)
+    asked = read_parameters(fields, values, max_tokens=values["max_tokens"], logprobs=logprobs)
     refuse_unsupported(fields, CHAT)
     fields.problems.raise_if_any()
     endpoint = request.endpoint
     backend = endpoint.backend
     card = find_model(backend, asked.model)
-    asked = with_forced_calls(asked, conversation.tool_use)
-    sampling = await sampling_for_model(asked, backend, card)
+    use = conversation.tool_use
+    if use is not None:
+        asked = with_forced_calls(asked, use)
+    await check_for_model(asked, card)
     prompt_ids = await encode_conversation(backend, conversation)
     prompt_ids = truncated(prompt_ids, asked, card, default_max_tokens=None)
     plan = await plan_answers(
-        conversation.tool_use,
-        endpoint.answer_formats,
-        backend,
-        prompt_ids,
-        has_grammar=asked.grammar is not None,
+        use, endpoint.answer_formats, backend, prompt_ids, has_grammar=asked.grammar is not None
     )
-    complete = complete_sampling(
+    sampling = complete_sampling(
         asked,
-        partial(sampling, shown_special_tokens=_shown_tokens(sampling, plan)),
         card,
         len(prompt_ids) // 4,
+        (*special_tokens(asked, backend), *plan.special_tokens),
         prompt_param=fields.param("messages"),
         default_max_tokens=None,
     )
     prepared = PreparedChat(prompt_ids, shown(asked, backend, logprobs), plan)
-    return make_job(request, asked, card, [(prompt_ids, complete)], partial(new_reply, prepared))
+    return make_job(request, asked, card, [(prompt_ids, sampling)], partial(new_reply, prepared))
 
 
-def _shown_tokens(sampling: partial[SamplingParams], plan: AnswerPlan) -> tuple[str, ...]:
-    return (*sampling.keywords["shown_special_tokens"], *plan.special_tokens)
-
-
-async def encode_conversation(backend: Backend, conversation: Conversation) -> bytes:
+def encode_conversation(backend: Backend, conversation: Conversation) -> Coroutine[Any, Any, bytes]:
     """Packed ids of the prompt."""
     use = conversation.tool_use
-    return await backend.encode_chat(
+    return backend.encode_chat(
         conversation.messages,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
@@ -125,16 +124,24 @@ def _reply(chat: PreparedChat, request_id: str, created: int, model: str) -> Rep
 
 def read_conversation(fields: Fields) -> Conversation:
     """Problems are left with `fields`."""
-    messages = MESSAGES.read(fields)
-    options = _TEMPLATE_OPTIONS.read(fields)
-    continues, effort = options["continue_final_message"], options["reasoning_effort"]
-    begins = fields.boolean("add_generation_prompt", not continues)
-    if continues and begins:
+    return _conversation(fields, MESSAGES.read(fields), _CONVERSATION_OPTIONS.read(fields))
+
+
+def _conversation(fields: Fields, messages: list[dict[str, Any]], values: dict[str, Any]) -> Conversation:
+    """`values`: those of CONVERSATION, but for the messages."""
+    continues, effort = values["continue_final_message"], values["reasoning_effort"]
+    if continues and fields.values.get("add_generation_prompt") is True:
         fields.refuse("continue_final_message", "it must be false where add_generation_prompt is true")
     if continues and messages and messages[-1].get("role") != "assistant":
         fields.refuse("continue_final_message", "it must be false, or the last message be the assistant's")
-    kwargs = ({} if effort is None else {"reasoning_effort": effort}) | options["chat_template_kwargs"]
-    return Conversation(messages, begins and not continues, continues, kwargs, read_tool_use(fields))
+    return Conversation(
+        messages,
+        add_generation_prompt=values["add_generation_prompt"] and not continues,
+        continue_final_message=continues,
+        template_kwargs=({} if effort is None else {"reasoning_effort": effort})
+        | values["chat_template_kwargs"],
+        tool_use=asked_tool_use(fields, values),
+    )
 
 
 def read_template_kwargs(fields: Fields) -> dict[str, Any]:
@@ -145,9 +152,9 @@ def read_template_kwargs(fields: Fields) -> dict[str, Any]:
     return kwargs.values
 
 
-def _read_logprobs(fields: Fields) -> int | None:
+def _asked_logprobs(fields: Fields, values: dict[str, Any]) -> int | None:
     """How many alternatives are to be told with each token; None: no log probabilities."""
-    wanted, top = LOGPROBS.read(fields), TOP_LOGPROBS.read(fields)
+    wanted, top = values["logprobs"], values["top_logprobs"]
     if top and not wanted:
         fields.refuse("top_logprobs", "it must be left out, or logprobs be true")
     return top if wanted else None
@@ -182,9 +189,12 @@ REASONING_EFFORT = Parameter[str | None](
     None,
 )
 
-_TEMPLATE_OPTIONS = ParameterSet((CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS, REASONING_EFFORT))
-CONVERSATION: tuple[Parameter[Any], ...] = (
-    MESSAGES, ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS, REASONING_EFFORT, *TOOL_PARAMETERS,
+_OF_TEMPLATE: tuple[Parameter[Any], ...] = (
+    ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE, TEMPLATE_KWARGS, REASONING_EFFORT, *TOOL_PARAMETERS,
 )  # fmt: skip
-PARAMETERS: tuple[Parameter[Any], ...] = (*CONVERSATION, *SHARED, MAX_TOKENS, LOGPROBS, TOP_LOGPROBS)
+_OF_ANSWER = (MAX_TOKENS, LOGPROBS, TOP_LOGPROBS)
+_CONVERSATION_OPTIONS = ParameterSet(_OF_TEMPLATE)
+_OPTIONS = ParameterSet((*_OF_TEMPLATE, *ANSWERING, *_OF_ANSWER))
+CONVERSATION: tuple[Parameter[Any], ...] = (MESSAGES, *_OF_TEMPLATE)
+PARAMETERS: tuple[Parameter[Any], ...] = (*CONVERSATION, *SHARED, *_OF_ANSWER)
 CHAT_SCHEMA = body_schema("ChatCompletionRequest", "A conversation to go on with.", PARAMETERS)

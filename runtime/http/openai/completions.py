@@ -13,14 +13,27 @@ from dynrt.runtime.http.openai.text_reply import TextPrompt, TextReply
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.fields import shown as quoted
 from dynrt.runtime.http.parameters.model_limits import (
+    check_for_model,
     check_vocabulary,
     complete_sampling,
-    sampling_for_model,
+    special_tokens,
     truncated,
 )
-from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema, boolean, integer
+from dynrt.runtime.http.parameters.request_schema import (
+    Parameter,
+    ParameterSet,
+    body_schema,
+    boolean,
+    integer,
+)
 from dynrt.runtime.http.parameters.sampling import MAX_LOGPROBS, are_token_ids
-from dynrt.runtime.http.parameters.shared import MAX_CHOICES, SHARED, read_parameters
+from dynrt.runtime.http.parameters.shared import (
+    ANSWERING,
+    MAX_CHOICES,
+    MAX_TOKENS,
+    SHARED,
+    read_parameters,
+)
 from dynrt.runtime.http.parameters.unsupported import COMPLETIONS, refuse_unsupported
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.response import Response
@@ -39,25 +52,27 @@ async def completions(request: Request) -> Response | None:
 
 async def _prepare(request: Request) -> Job:
     fields = Fields(await read_object(request), Problems())
-    prompts, echo, logprobs = PROMPT.read(fields), ECHO.read(fields), LOGPROBS.read(fields)
+    prompts, values = PROMPT.read(fields), _OPTIONS.read(fields)
+    echo, logprobs, add_special_tokens = values["echo"], values["logprobs"], values["add_special_tokens"]
     asked = read_parameters(
         fields,
+        values,
+        max_tokens=(MAX_TOKENS_WITH_ECHO if echo else MAX_TOKENS).read(fields),
         logprobs=logprobs,
         echo_logprobs=logprobs if echo else None,
-        max_tokens=MAX_TOKENS_WITH_ECHO if echo else None,
     )
-    add_special_tokens = ADD_SPECIAL_TOKENS.read(fields)
     refuse_unsupported(fields, COMPLETIONS)
     _check_choices(fields, len(prompts), asked.n)
     fields.problems.raise_if_any()
     backend = request.endpoint.backend
     card = find_model(backend, asked.model)
-    sampling = await sampling_for_model(asked, backend, card)
+    await check_for_model(asked, card)
+    special = special_tokens(asked, backend)
     whole = [await _prompt_ids(backend, card, prompt, add_special_tokens) for prompt in prompts]
     packed = [truncated(ids, asked, card, default_max_tokens=DEFAULT_MAX_TOKENS) for ids in whole]
     completed = [
         complete_sampling(
-            asked, sampling, card, len(ids) // 4, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
+            asked, card, len(ids) // 4, special, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
         )
         for ids in packed
     ]
@@ -142,7 +157,7 @@ LOGPROBS = Parameter[int | None](
 )
 ADD_SPECIAL_TOKENS = boolean("add_special_tokens", "Begin the prompt's ids as the tokenizer does.", True)
 
-PARAMETERS: tuple[Parameter[Any], ...] = (
-    PROMPT, *SHARED, MAX_TOKENS_WITH_ECHO, ECHO, LOGPROBS, ADD_SPECIAL_TOKENS,
-)  # fmt: skip
+_OWN = (ECHO, LOGPROBS, ADD_SPECIAL_TOKENS)
+_OPTIONS = ParameterSet((*ANSWERING, *_OWN))
+PARAMETERS: tuple[Parameter[Any], ...] = (PROMPT, *SHARED, MAX_TOKENS_WITH_ECHO, *_OWN)
 COMPLETION_SCHEMA = body_schema("CompletionRequest", "Text to go on with.", PARAMETERS)

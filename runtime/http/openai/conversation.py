@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynrt.runtime.chat_messages import is_plain
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.request_schema import Parameter
 
@@ -20,7 +21,7 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
         fields.refuse("messages", f"it must be a list of at least one message and at most {MAX_MESSAGES}")
         return []
     return [
-        _read_message(message, fields.problems, f"messages[{index}]")
+        message if is_plain(message) else _read_message(message, fields.problems, f"messages[{index}]")
         for index, message in enumerate(messages)
     ]
 

@@ -63,9 +63,6 @@ class Fields:
         name = self._names.get(name, name)
         return f"{self._path}.{name}" if self._path else name
 
-    def has_none_of(self, names: frozenset[str]) -> bool:
-        return names.isdisjoint(self.values)
-
     def refuse(self, name: str, rule: str) -> None:
         """Note that field `name` breaks `rule`, a clause that starts with "it must"."""
         param = self.param(name)

@@ -26,10 +26,8 @@ class AskedGrammar(msgspec.Struct, frozen=True):
     param: str
 
 
-async def usable_grammar(asked: AskedGrammar | None, card: ModelCard) -> Grammar | None:
+async def check_grammar(asked: AskedGrammar, card: ModelCard) -> None:
     """Raises InvalidRequestError if the model's engines take none, or if it is none."""
-    if asked is None:
-        return None
     if not card.takes_grammar:
         raise InvalidRequestError(
             f"{asked.param} is given, but an engine that serves {card.name} cannot follow one; leave it out,"
@@ -40,7 +38,6 @@ async def usable_grammar(asked: AskedGrammar | None, card: ModelCard) -> Grammar
         await asyncio.to_thread(_check, asked.grammar)
     except InvalidRequestError as error:
         raise InvalidRequestError(error.message, param=asked.param) from None
-    return asked.grammar
 
 
 def _check(grammar: Grammar) -> None:
@@ -49,15 +46,13 @@ def _check(grammar: Grammar) -> None:
     check(grammar)
 
 
-def read_grammar(fields: Fields) -> AskedGrammar | None:
-    """What is asked for under either name; under both is a problem."""
-    if fields.has_none_of(_NAMES):
-        return None
-    by_format = RESPONSE_FORMAT.read(fields)
-    by_structure = STRUCTURED_OUTPUTS.read(fields)
+def asked_grammar(fields: Fields, values: dict[str, Any]) -> AskedGrammar | None:
+    """What is asked for under either name of GRAMMAR, whose `values` these are; under both is a problem."""
+    by_format, by_structure = values["response_format"], values["structured_outputs"]
     if by_format is not None and by_structure is not None:
         fields.refuse("structured_outputs", "it must be left out where response_format asks for JSON")
-    return by_format or by_structure
+    asked: AskedGrammar | None = by_format or by_structure
+    return asked
 
 
 def _read_response_format(fields: Fields) -> AskedGrammar | None:
@@ -199,4 +194,3 @@ STRUCTURED_OUTPUTS = Parameter[AskedGrammar | None](
     None,
 )
 GRAMMAR: tuple[Parameter[Any], ...] = (RESPONSE_FORMAT, STRUCTURED_OUTPUTS)
-_NAMES = frozenset(parameter.name for parameter in GRAMMAR)

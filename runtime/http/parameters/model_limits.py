@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 
 from dynrt.runtime.errors import ContextLengthError, InvalidRequestError
 from dynrt.runtime.http.backend import Backend
-from dynrt.runtime.http.parameters.grammars import usable_grammar
+from dynrt.runtime.http.parameters.grammars import check_grammar
 from dynrt.runtime.http.parameters.shared import WHAT_FITS, Parameters
 from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import ModelCard
@@ -17,26 +16,31 @@ CONTEXT = "this model's maximum context length is"
 TOO_LONG = "the prompt is too long"
 
 
-async def sampling_for_model(asked: Parameters, backend: Backend, card: ModelCard) -> partial[SamplingParams]:
-    """`asked.sampling` as the model can do it, without max_tokens. Raises InvalidRequestError if it cannot."""
-    tokens = asked.sampling.keywords
-    check_vocabulary(tokens["stop_token_ids"], card, "stop_token_ids")
-    check_vocabulary([token_id for token_id, _ in tokens["logit_bias"]], card, "logit_bias")
-    special = backend.token_bytes().special_tokens.values() if asked.shows_special_tokens else ()
-    grammar = await usable_grammar(asked.grammar, card)
-    return partial(asked.sampling, grammar=grammar, shown_special_tokens=tuple(special))
+async def check_for_model(asked: Parameters, card: ModelCard) -> None:
+    """Raises InvalidRequestError if the model has no such tokens, or cannot follow the grammar."""
+    if "stop_token_ids" in asked.sampling:
+        check_vocabulary(asked.sampling["stop_token_ids"], card, "stop_token_ids")
+    if "logit_bias" in asked.sampling:
+        check_vocabulary([token_id for token_id, _ in asked.sampling["logit_bias"]], card, "logit_bias")
+    if asked.grammar is not None:
+        await check_grammar(asked.grammar, card)
+
+
+def special_tokens(asked: Parameters, backend: Backend) -> tuple[str, ...]:
+    """Those that are to be shown because all are."""
+    return tuple(backend.token_bytes().special_tokens.values()) if asked.shows_special_tokens else ()
 
 
 def complete_sampling(
     asked: Parameters,
-    sampling: partial[SamplingParams],
     card: ModelCard,
     prompt_tokens: int,
+    shown_special_tokens: tuple[str, ...],
     *,
     prompt_param: str,
     default_max_tokens: int | None,
 ) -> SamplingParams:
-    """`sampling` with max_tokens; `default_max_tokens` None means the rest of the context.
+    """What is asked for, with max_tokens; `default_max_tokens` None means the rest of the context.
 
     Raises ContextLengthError if prompt and max_tokens do not fit, InvalidRequestError if min_tokens do not.
     """
@@ -51,14 +55,19 @@ def complete_sampling(
     max_tokens = (
         min(room, default_max_tokens or room) if asked.max_tokens is None else max(1, asked.max_tokens)
     )
-    complete = sampling(max_tokens=max_tokens)
-    if complete.min_tokens > max_tokens:
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        grammar=None if asked.grammar is None else asked.grammar.grammar,
+        shown_special_tokens=shown_special_tokens,
+        **asked.sampling,
+    )
+    if sampling.min_tokens > max_tokens:
         raise InvalidRequestError(
-            f"min_tokens is {complete.min_tokens}, but the answer is limited to {max_tokens} tokens;"
+            f"min_tokens is {sampling.min_tokens}, but the answer is limited to {max_tokens} tokens;"
             f" lower min_tokens or set a larger max_tokens (at most {room} for this prompt)",
             param="min_tokens",
         )
-    return complete
+    return sampling
 
 
 def truncated(

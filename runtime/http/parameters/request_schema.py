@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -45,15 +46,23 @@ class ParameterSet:
     """Many parameters, none of them required, of which a body has few: only those are looked at."""
 
     def __init__(self, parameters: Iterable[Parameter[Any]]) -> None:
-        self._by_name = {parameter.name: parameter for parameter in parameters}
-        self._defaults = {name: parameter.default for name, parameter in self._by_name.items()}
+        parameters = [*parameters]
+        assert not any(parameter.required for parameter in parameters)
+        self._takes = {parameter.name: parameter.take for parameter in parameters}
+        self._defaults = {parameter.name: parameter.default for parameter in parameters}
+
+    def given(self, fields: Fields) -> dict[str, Any]:
+        """The values of those that the body has, by name."""
+        takes = self._takes
+        return {
+            name: takes[name](fields)
+            for name, value in fields.values.items()
+            if name in takes and value is not None
+        }
 
     def read(self, fields: Fields) -> dict[str, Any]:
         """The values of all, by name."""
-        by_name = self._by_name
-        return self._defaults | {
-            name: by_name[name].read(fields) for name in fields.values if name in by_name
-        }
+        return self._defaults | self.given(fields)
 
 
 def integer(
@@ -62,23 +71,27 @@ def integer(
     limits: Schema = {"type": ["integer", "null"], "minimum": low}
     if high is not None:
         limits["maximum"] = high
-    return Parameter(name, about, limits, lambda fields: fields.integer(name, default, low, high), default)
+    take = partial(Fields.integer, name=name, default=default, low=low, high=high)
+    return Parameter(name, about, limits, take, default)
 
 
 def number(name: str, about: str, default: float, low: float, high: float) -> Parameter[float]:
     limits = {"type": ["number", "null"], "minimum": low, "maximum": high}
-    return Parameter(name, about, limits, lambda fields: fields.number(name, default, low, high), default)
+    take = partial(Fields.number, name=name, default=default, low=low, high=high)
+    return Parameter(name, about, limits, take, default)
 
 
 def boolean(name: str, about: str, default: bool) -> Parameter[bool]:
     limits = {"type": ["boolean", "null"]}
-    return Parameter(name, about, limits, lambda fields: fields.boolean(name, default), default)
+    return Parameter(name, about, limits, partial(Fields.boolean, name=name, default=default), default)
 
 
 def string(name: str, about: str, max_chars: int) -> Parameter[str]:
     """Empty if absent; never empty otherwise."""
     limits = {"type": ["string", "null"], "minLength": 1, "maxLength": max_chars}
-    return Parameter(name, about, limits, lambda fields: fields.string(name, "", max_chars), "")
+    return Parameter(
+        name, about, limits, partial(Fields.string, name=name, default="", max_chars=max_chars), ""
+    )
 
 
 def body_schema(

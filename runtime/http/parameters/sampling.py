@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from dynrt.runtime.http.parameters.fields import Fields
 from dynrt.runtime.http.parameters.request_schema import Parameter, ParameterSet, boolean, integer, number
-from dynrt.runtime.messages import SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -21,16 +19,14 @@ MAX_INT64 = 2**63 - 1
 MAX_UINT32 = 2**32 - 1
 
 
-def read_sampling(
-    fields: Fields, logprobs: int | None, prompt_logprobs: int | None
-) -> partial[SamplingParams]:
-    """All but max_tokens and what only the model can tell."""
-    values = _SAMPLING.read(fields)
-    values["seed"] = values["seed"] or 0
-    values["top_k"] = max(0, values["top_k"])
-    if values["top_p"] == 0:  # OpenAI takes it: the smallest set there is, the top token alone
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """What is given of messages.SamplingParams, whose defaults are those of the parameters."""
+    values = _SAMPLING.given(fields)
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
+    if values.get("top_p") == 0:  # OpenAI takes it: the smallest set there is, the top token alone
         values |= {"top_p": 1.0, "top_k": 1}
-    return partial(SamplingParams, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **values)
+    return values
 
 
 def are_token_ids(values: list[Any]) -> bool:

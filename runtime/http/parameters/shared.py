@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from dynrt.runtime.http.parameters.fields import Fields
-from dynrt.runtime.http.parameters.grammars import GRAMMAR, AskedGrammar, read_grammar
-from dynrt.runtime.http.parameters.request_schema import Parameter, ParameterSet, boolean, integer, string
+from dynrt.runtime.http.parameters.grammars import GRAMMAR, AskedGrammar, asked_grammar
+from dynrt.runtime.http.parameters.request_schema import Parameter, boolean, integer, string
 from dynrt.runtime.http.parameters.sampling import MAX_INT32, MAX_LOGPROBS, SAMPLING, read_sampling
-from dynrt.runtime.messages import SamplingParams
 from dynrt.runtime.requests import LocalPrefill
 
 MAX_CHOICES = 128  # of all prompts of a request together
@@ -42,7 +40,7 @@ class Parameters(msgspec.Struct, frozen=True):
     n: int  # choices for each prompt
     max_tokens: int | None  # None: not asked for; 0: only the prompt is wanted back
     max_tokens_param: str  # the name under which it was asked for
-    sampling: partial[SamplingParams]  # lacks max_tokens, grammar and shown_special_tokens
+    sampling: dict[str, Any]  # of SamplingParams, what is given but for max_tokens and grammar
     grammar: AskedGrammar | None
     shows_special_tokens: bool
     shows_token_ids: bool
@@ -56,35 +54,38 @@ class Parameters(msgspec.Struct, frozen=True):
 
 def read_parameters(
     fields: Fields,
+    values: dict[str, Any],
     *,
+    max_tokens: int | None,
     logprobs: int | None,
     echo_logprobs: int | None = None,
-    max_tokens: Parameter[int | None] | None = None,
 ) -> Parameters:
-    """Read the shared parameters; problems are left with `fields`.
+    """What `values`, those of ANSWERING, and the parameters of sampling say together; problems are left with `fields`.
 
     `logprobs`, `echo_logprobs`: how many alternatives per token of the answer, of the prompt; None: no log
-    probabilities. Each endpoint has its own parameters for them. `max_tokens`: if it is not MAX_TOKENS.
+    probabilities. Each endpoint has its own parameters for them, and for `max_tokens`.
     """
-    values = _OWN.read(fields)
     n, options, prompt_logprobs = values["n"], values["stream_options"], values["prompt_logprobs"]
-    cut_to = values["truncate_prompt_tokens"]
-    newer, older = values["max_completion_tokens"], (max_tokens or MAX_TOKENS).read(fields)
+    cut_to, newer = values["truncate_prompt_tokens"], values["max_completion_tokens"]
     if values["best_of"] > n:  # choices are not ranked, so only as many as are returned can be asked for
         fields.refuse("best_of", f"it must be at most n, which is {n}: no choice is made and then dropped")
     if prompt_logprobs is not None and values["stream"]:
         fields.refuse("prompt_logprobs", "it must be left out of streams; set stream to false")
-    wanted_of_prompt = [number for number in (prompt_logprobs, echo_logprobs) if number is not None]
+    sampling = read_sampling(fields)
+    if logprobs is not None:
+        sampling["logprobs"] = logprobs
+    if prompt_logprobs is not None or echo_logprobs is not None:
+        sampling["prompt_logprobs"] = max(prompt_logprobs or 0, echo_logprobs or 0)
     return Parameters(
         model=values["model"],
         stream=values["stream"],
         include_usage=options.include_usage,
         continuous_usage=options.continuous_usage_stats,
         n=n,
-        max_tokens=older if newer is None else newer,
+        max_tokens=max_tokens if newer is None else newer,
         max_tokens_param=fields.param("max_tokens" if newer is None else "max_completion_tokens"),
-        sampling=read_sampling(fields, logprobs, max(wanted_of_prompt, default=None)),
-        grammar=read_grammar(fields),
+        sampling=sampling,
+        grammar=asked_grammar(fields, values),
         shows_special_tokens=not values["skip_special_tokens"],
         shows_token_ids=values["return_token_ids"],
         prompt_logprobs=prompt_logprobs,
@@ -195,9 +196,8 @@ DYNRT = Parameter[LocalPrefill | None](
     None,
 )
 
-_OWN_PARAMETERS: tuple[Parameter[Any], ...] = (
+ANSWERING: tuple[Parameter[Any], ...] = (
     MODEL, STREAM, STREAM_OPTIONS, N, BEST_OF, MAX_COMPLETION_TOKENS, PROMPT_LOGPROBS, TRUNCATE_PROMPT_TOKENS,
-    TRUNCATION_SIDE, RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT,
+    TRUNCATION_SIDE, RETURN_TOKEN_IDS, SKIP_SPECIAL_TOKENS, CACHE_SALT, PRIORITY, USER, DYNRT, *GRAMMAR,
 )  # fmt: skip
-_OWN = ParameterSet(_OWN_PARAMETERS)
-SHARED: tuple[Parameter[Any], ...] = (*_OWN_PARAMETERS, *SAMPLING, *GRAMMAR)
+SHARED: tuple[Parameter[Any], ...] = (*ANSWERING, *SAMPLING)

@@ -47,15 +47,12 @@ def _names(tools: Sequence[dict[str, Any]]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def read_tool_use(fields: Fields) -> ToolUse | None:
-    """None if no tools are offered. Problems are left with `fields`."""
-    if fields.has_none_of(_NAMES):
-        return None
-    tools, (choice, named), parallel = (
-        TOOLS.read(fields),
-        TOOL_CHOICE.read(fields),
-        PARALLEL_CALLS.read(fields),
-    )
+def asked_tool_use(fields: Fields, values: dict[str, Any]) -> ToolUse | None:
+    """What `values`, those of TOOL_PARAMETERS, say together; None if no tools are offered.
+
+    Problems are left with `fields`.
+    """
+    tools, (choice, named) = values["tools"], values["tool_choice"]
     if not tools:
         if fields.values.get("tools") is None and fields.values.get("tool_choice") not in (None, "none"):
             fields.refuse("tool_choice", "it must be left out, or tools be given")
@@ -63,7 +60,7 @@ def read_tool_use(fields: Fields) -> ToolUse | None:
     if named is not None and named not in _names(tools):
         fields.refuse("tool_choice", "it must name one of the tools")
         return None
-    return ToolUse(tools, choice, named, parallel)
+    return ToolUse(tools, choice, named, values["parallel_tool_calls"])
 
 
 def _read_tools(fields: Fields) -> list[dict[str, Any]]:
@@ -195,4 +192,3 @@ TOOL_CHOICE = Parameter[Choice](
 )
 PARALLEL_CALLS = boolean("parallel_tool_calls", "Whether one answer may have several calls.", True)
 TOOL_PARAMETERS: tuple[Parameter[Any], ...] = (TOOLS, TOOL_CHOICE, PARALLEL_CALLS)
-_NAMES = frozenset(parameter.name for parameter in TOOL_PARAMETERS)

@@ -11,6 +11,8 @@ from scripted_backend import chat, text
 from dynrt.runtime.http.openai.chat import CHAT_SCHEMA
 from dynrt.runtime.http.openai.completions import COMPLETION_SCHEMA
 from dynrt.runtime.http.parameters import unsupported
+from dynrt.runtime.http.parameters.sampling import SAMPLING
+from dynrt.runtime.messages import SamplingParams
 
 ENDPOINTS = {
     "/v1/chat/completions": (CHAT_SCHEMA, chat, unsupported.CHAT),
@@ -56,3 +58,8 @@ async def test_defaults_are_accepted(client: aiohttp.ClientSession, path: str) -
 def test_what_is_refused_by_name_is_not_offered(path: str) -> None:
     schema, _, refused = ENDPOINTS[path]
     assert not refused.keys() & schema["properties"].keys()
+
+
+def test_what_a_body_leaves_out_is_sampled_as_the_schema_says() -> None:
+    told = {parameter.name: parameter.default for parameter in SAMPLING if parameter.name != "seed"}  # drawn
+    assert told == {name: getattr(SamplingParams(1), name) for name in told}

@@ -12,11 +12,13 @@ from dynrt.runtime.errors import InvalidRequestError
 from dynrt.runtime.http.answers.tools.request import (
     MAX_NAME_CHARS,
     MAX_TOOLS,
+    TOOL_PARAMETERS,
     ToolUse,
+    asked_tool_use,
     forced_calls,
-    read_tool_use,
 )
 from dynrt.runtime.http.parameters.fields import Fields, Problems
+from dynrt.runtime.http.parameters.request_schema import ParameterSet
 
 CITY = {
     "type": "object",
@@ -31,7 +33,7 @@ def function(name: str = "add", **more: Any) -> dict[str, Any]:
 
 def read(**values: Any) -> ToolUse | None:
     fields = Fields(values, Problems())
-    use = read_tool_use(fields)
+    use = asked_tool_use(fields, ParameterSet(TOOL_PARAMETERS).read(fields))
     fields.problems.raise_if_any()
     return use
 
