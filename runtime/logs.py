@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TextIO
 
 import msgspec
 
@@ -22,6 +22,21 @@ LogFormat = Literal["text", "json"]
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+class EventHandler(logging.StreamHandler[TextIO]):
+    """One write for each event, and no filters."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        assert self.lock is not None
+        try:
+            line = self.format(record) + "\n"
+            with self.lock:
+                self.stream.write(line)
+                self.stream.flush()
+        except Exception:
+            self.handleError(record)
+        return True
+
+
 class EventFormatter(logging.Formatter):
     """`12:03:04.567 INFO fleet: worker registered worker=prefill-0 pid=123`."""
 
@@ -29,8 +44,9 @@ class EventFormatter(logging.Formatter):
         clock = _clock(int(record.created))
         where = record.name.removeprefix("dynrt.")
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {where}: {record.getMessage()}"
-        for name, value in _fields(record).items():
-            line += f" {name}={_show(value)}"
+        for name, value in vars(record).items():
+            if name not in _STANDARD:
+                line += f" {name}={value if type(value) is int else _show(value)}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -90,7 +106,7 @@ def set_up_logs(wanted: LogFormat | None = None) -> None:
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     is_json = os.environ.get(FORMAT_VARIABLE) == "json"
-    handler = logging.StreamHandler(sys.stderr)
+    handler = EventHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if is_json else EventFormatter())
     for name, level in (("dynrt", logging.INFO), ("opentelemetry", logging.WARNING)):
         logger = logging.getLogger(name)

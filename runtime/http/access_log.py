@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from typing import ClassVar
 
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.request_record import RequestRecord
@@ -16,11 +18,24 @@ CLIENT_LEFT_STATUS = 499  # nginx's number for a client that closed before it wa
 MAX_PATH_CHARS = 200
 
 
+class RequestEvent(logging.LogRecord):
+    """The event of one request. What is the same for all is found out once: it takes longest of all."""
+
+    _COMMON: ClassVar = vars(logging.LogRecord(log.name, logging.INFO, __file__, 0, "request", (), None))
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        attributes = vars(self)
+        attributes.update(self._COMMON)
+        attributes.update(fields)
+        self.created = time.time()
+        self.msecs = self.created % 1 * 1000
+
+
 def note_answer(request: Request, status: int, started_s: float) -> None:
     """Count and log `request`, which came at `started_s` in the loop's time."""
     request.endpoint.http_counter.answered(request.route, status)
     if request.path not in QUIET_PATHS and log.isEnabledFor(logging.INFO):
-        log.info("request", extra=_fields(request, status, started_s))
+        log.handle(RequestEvent(_fields(request, status, started_s)))
 
 
 def status_of_cut_off(record: RequestRecord) -> int:

@@ -52,7 +52,8 @@ async def answer(request: Request) -> Response | None:
     request.route = _route_of(request.path)
     status = CLIENT_LEFT_STATUS
     try:
-        response = await _handle(request)
+        handler = _handler_of(request)
+        response = await handler(request)
         status = 200 if response is None else response.status
         return response
     except asyncio.CancelledError:
@@ -66,18 +67,20 @@ async def answer(request: Request) -> Response | None:
         note_answer(request, status, started_s)
 
 
-async def _handle(request: Request) -> Response | None:
-    guard = request.endpoint.guard
-    if request.method == "OPTIONS" and guard.is_preflight(request):
-        return Response(status=204)
+def _handler_of(request: Request) -> Handler:
+    """Who answers `request`. Raises what it lacks to be let in."""
+    guard, method = request.endpoint.guard, request.method
+    if method == "OPTIONS" and guard.is_preflight(request):
+        return _allow_preflight
     guard.check(request)
-    method = "GET" if request.method == "HEAD" else request.method
-    handler = ROUTES.get((method, request.route))
-    if handler is None:
-        return _refuse_route(request)
-    if hdrs.EXPECT in request.headers:
+    handler = ROUTES.get(("GET" if method == "HEAD" else method, request.route), _refuse_route)
+    if hdrs.EXPECT in request.headers and handler is not _refuse_route:
         _ask_for_body(request)
-    return await handler(request)
+    return handler
+
+
+async def _allow_preflight(request: Request) -> Response:
+    return Response(status=204)
 
 
 def _route_of(path: str) -> str:
@@ -87,7 +90,7 @@ def _route_of(path: str) -> str:
     return models.MODEL_ROUTE if names_model else NO_ROUTE
 
 
-def _refuse_route(request: Request) -> Response:
+async def _refuse_route(request: Request) -> Response:
     path = request.raw_path[:MAX_PATH_CHARS]
     if request.route == NO_ROUTE:
         routes = ", ".join(sorted({*PATHS, models.MODEL_ROUTE}))

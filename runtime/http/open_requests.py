@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+import msgspec
+
 from dynrt.runtime.errors import OverloadedError
 
 RETRY_AFTER_DRAIN_S = 5
@@ -16,11 +18,11 @@ class OpenRequests:
     def __init__(self) -> None:
         self.ending = False  # announced: new requests are still taken
         self.draining = False
-        self._open: set[Admission] = set()
+        self.open: set[Admission] = set()
         self._idle = asyncio.Event()  # once none is left while draining
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def admit(self, task: asyncio.Task[None]) -> Admission:
         """Of a request that `task` serves.
@@ -34,47 +36,42 @@ class OpenRequests:
     async def drain(self, drain_s: float) -> None:
         """Admit nothing more, wait up to `drain_s` for the open requests, cut those that are left."""
         self.draining = True
-        if not self._open:
-            return
+        self.look()
         try:
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
         except TimeoutError:
-            for admission in self._open:
+            for admission in self.open:
                 admission.cut()
 
-    def enter(self, admission: Admission) -> None:
-        self._open.add(admission)
-
-    def leave(self, admission: Admission) -> None:
-        self._open.discard(admission)
-        if self.draining and not self._open:
+    def look(self) -> None:
+        """Notice whether the last one has left."""
+        if not self.open:
             self._idle.set()
 
 
-class Admission:
+class Admission(msgspec.Struct, eq=False):
     """See OpenRequests.admit. A cut works as asyncio.timeout does, which costs every request several times as much."""
 
-    __slots__ = ("_is_cut", "_requests", "_task")
-
-    def __init__(self, requests: OpenRequests, task: asyncio.Task[None]) -> None:
-        self._requests = requests
-        self._task = task
-        self._is_cut = False
+    requests: OpenRequests
+    task: asyncio.Task[None]
+    is_cut: bool = False
 
     def __enter__(self) -> None:
-        self._requests.enter(self)
+        self.requests.open.add(self)
 
     def cut(self) -> None:
-        self._is_cut = True
-        self._task.cancel()
+        self.is_cut = True
+        self.task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._requests.leave(self)
-        if self._is_cut:
-            is_ours_alone = self._task.uncancel() == 0  # else the client has left as well
+        self.requests.open.discard(self)
+        if self.requests.draining:
+            self.requests.look()
+        if self.is_cut:
+            is_ours_alone = self.task.uncancel() == 0  # else the client has left as well
             if is_ours_alone and kind is asyncio.CancelledError:
                 raise _ending("could not finish this request in time") from None
 

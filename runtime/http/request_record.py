@@ -31,7 +31,7 @@ class RequestRecord(msgspec.Struct):
     outcome: Outcome = "answered"
     first_output_at: float | None = None  # in the loop's time
     sent_status: int | None = None  # once a stream is written to its end
-    cached_by_prompt: dict[int, int] = {}
+    cached_by_prompt: dict[int, int] = {}  # tokens, of what the luckiest of its choices found
 
     @classmethod
     def of(cls, headers: CIMultiDictProxy[str]) -> Self:
@@ -41,11 +41,6 @@ class RequestRecord(msgspec.Struct):
             (wanted and _visible(wanted)) or os.urandom(16).hex(),
             valid_traceparent(traceparent) if traceparent else "",
         )
-
-    @property
-    def cached_tokens(self) -> int:
-        """Of each prompt, what the luckiest of its choices found."""
-        return sum(self.cached_by_prompt.values())
 
     def count(self, output: GenerateOutput, prompt: int) -> None:
         """Note an output of a choice for prompt number `prompt`."""
@@ -60,7 +55,7 @@ class RequestRecord(msgspec.Struct):
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.output_tokens,
             total_tokens=self.prompt_tokens + self.output_tokens,
-            prompt_tokens_details=PromptTokensDetails(self.cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(sum(self.cached_by_prompt.values())),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 from functools import partial
 
 import msgspec
@@ -137,30 +136,33 @@ def _framed(job: Job) -> list[GenerateRequest]:
 
 
 async def _collect(job: Job, backend: Backend, record: RequestRecord) -> Response:
-    if len(job.requests) == 1:
-        whole = [joined(await _outputs_of_one(job, backend, record))]
-    else:
-        whole = [joined(parts) for parts in await _outputs_of_all(job, backend, record)]
+    outputs_of_job = _outputs_of_one if len(job.requests) == 1 else _outputs_of_all
+    whole = [joined(parts) for parts in await outputs_of_job(job, backend, record)]
     scored = [output for output in whole if output.logprobs or output.prompt_logprobs]
     if scored:  # thousands of entries take long
         return await asyncio.to_thread(lambda: json_response(job.reply.whole(whole, record.usage())))
     return json_response(job.reply.whole(whole, record.usage()))
 
 
-async def _outputs_of_one(job: Job, backend: Backend, record: RequestRecord) -> list[GenerateOutput]:
+async def _outputs_of_one(job: Job, backend: Backend, record: RequestRecord) -> list[list[GenerateOutput]]:
+    """As `_outputs_of_all`, without what several choices need: most requests have one."""
     parts = []
-    async with aclosing(backend.generate(job.requests[0])) as outputs:
+    outputs = backend.generate(job.requests[0])
+    try:
         async for output in outputs:
             told = without_token(output) if job.only_echo else output
             record.count(told, 0)
             finish_word(told)
             parts.append(told)
             if told.finish_reason is not None:
-                return parts
+                return [parts]
+    finally:
+        await outputs.aclose()
     raise unfinished()
 
 
 async def _outputs_of_all(job: Job, backend: Backend, record: RequestRecord) -> list[list[GenerateOutput]]:
+    """All outputs of each choice."""
     of_choices: list[list[GenerateOutput]] = [[] for _ in job.requests]
     async with outputs_of(backend, job.requests, job.choices_per_prompt) as outputs:
         async for index, output in outputs:

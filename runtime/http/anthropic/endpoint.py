@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import msgspec
 
 from dynrt.runtime.errors import DynrtError
@@ -28,8 +30,8 @@ def _failed(error: DynrtError, request_id: str) -> bytes:
 ENDING = Ending(last=b"", failure=_failed)
 
 
-async def create_message(request: Request) -> Response | None:
-    return await serve(request, _prepare, ENDING)
+def create_message(request: Request) -> Awaitable[Response | None]:
+    return serve(request, _prepare, ENDING)
 
 
 async def _prepare(request: Request) -> Job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -65,8 +65,8 @@ class PreparedChat(msgspec.Struct, frozen=True):
 NewReply = Callable[[PreparedChat, str, int, str], Reply]  # the last three as in replies.MakeReply
 
 
-async def chat_completions(request: Request) -> Response | None:
-    return await serve(request, _prepare)
+def chat_completions(request: Request) -> Awaitable[Response | None]:
+    return serve(request, _prepare)
 
 
 async def _prepare(request: Request) -> Job:

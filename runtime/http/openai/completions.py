@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
@@ -46,8 +47,8 @@ DEFAULT_MAX_TOKENS = 16
 Prompt = str | list[int]
 
 
-async def completions(request: Request) -> Response | None:
-    return await serve(request, _prepare)
+def completions(request: Request) -> Awaitable[Response | None]:
+    return serve(request, _prepare)
 
 
 async def _prepare(request: Request) -> Job:

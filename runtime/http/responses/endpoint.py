@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from functools import partial
 
 import msgspec
@@ -36,8 +37,8 @@ def _failed(error: DynrtError, request_id: str) -> bytes:
 ENDING = Ending(last=b"", failure=_failed)
 
 
-async def create_response(request: Request) -> Response | None:
-    return await serve(request, _prepare, ENDING)
+def create_response(request: Request) -> Awaitable[Response | None]:
+    return serve(request, _prepare, ENDING)
 
 
 async def _prepare(request: Request) -> Job:
