@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class PromptEncoder:
         self._special_tokens = special_tokens
         self._control_tokens = ControlTokens(tokenizer)
         self._bos = _bos_that_is_added(tokenizer, special_tokens)
-        self._cache = TokenCache(lambda text: self._ids(text, add_special_tokens=False), cutter(tokenizer))
+        self._cache = TokenCache(partial(self._ids, add_special_tokens=False), cutter(tokenizer))
 
     @classmethod
     def from_dir(cls, model_dir: str | Path, *, now: Callable[[], datetime] = datetime.now) -> PromptEncoder:
@@ -142,15 +142,18 @@ class PromptEncoder:
         prepared = template_messages(
             messages, wants_parts=template.wants_parts, knows_developer=template.knows_developer
         )
-        users = {"documents": None, **kwargs, "messages": prepared, "tools": tools or None}
+        shown, shown_tools, shown_kwargs = self._control_tokens.hide([prepared, tools or None, kwargs])
         variables = {
             **self._special_tokens,
-            **self._control_tokens.hide(users),
+            "documents": None,
+            **shown_kwargs,
+            "messages": shown,
+            "tools": shown_tools,
             "add_generation_prompt": add_generation_prompt,
         }
         if not continue_final_message:
             return template.render(variables)
-        *earlier, last = variables["messages"]
+        *earlier, last = shown
         marked, final_text = with_marked_end(last)
         return up_to_mark(template.render({**variables, "messages": [*earlier, marked]}), final_text)
 

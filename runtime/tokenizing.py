@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from dynrt.engines.token_bytes import TokenBytes
@@ -21,7 +20,9 @@ class Tokenizing:
         self._offload = offload
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
-        encode = partial(self._prompts.encode, text, add_special_tokens=add_special_tokens)
+        def encode() -> bytes:
+            return self._prompts.encode(text, add_special_tokens=add_special_tokens)
+
         return encode() if is_small(text) else await self._offload.run(encode)
 
     async def encode_chat(
@@ -33,14 +34,15 @@ class Tokenizing:
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
     ) -> bytes:
-        encode = partial(
-            self._prompts.encode_chat,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            **(template_kwargs or {}),
-        )
+        def encode() -> bytes:
+            return self._prompts.encode_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(template_kwargs or {}),
+            )
+
         return encode() if is_small(messages, tools, template_kwargs) else await self._offload.run(encode)
 
     async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
@@ -58,7 +60,7 @@ class Tokenizing:
         return self._prompts.token_bytes
 
 
-def is_small(*values: object) -> bool:
+def is_small(*values: Any) -> bool:
     """Whether JSON-like `values` hold SMALL_CHARS characters or less; looks no further than that.
 
     An item of a list or an object counts for one more.
@@ -66,13 +68,14 @@ def is_small(*values: object) -> bool:
     left = SMALL_CHARS
     parts = [*values]
     for part in parts:  # which grow meanwhile
-        if isinstance(part, str):
+        kind = type(part)
+        if kind is str:
             left -= len(part)
-        elif isinstance(part, dict | list):
+        elif kind is dict or kind is list:
             left -= len(part)
             if left < 0:
                 return False
             parts += part
-            if isinstance(part, dict):
+            if kind is dict:
                 parts += part.values()
     return left >= 0
