@@ -12,7 +12,7 @@ from dynrt.runtime.http.anthropic import types as anthropic_types
 from dynrt.runtime.http.anthropic.input import COUNT_SCHEMA, MESSAGE_SCHEMA
 from dynrt.runtime.http.envelope import AnthropicEnvelope, Envelope
 from dynrt.runtime.http.openai import types as openai
-from dynrt.runtime.http.openai.chat import CHAT_SCHEMA
+from dynrt.runtime.http.openai.chat_options import CHAT_SCHEMA
 from dynrt.runtime.http.openai.completions import COMPLETION_SCHEMA
 from dynrt.runtime.http.probes import METRICS_TYPE, ServerLoad, Status, Version
 from dynrt.runtime.http.responses import types as responses_types

@@ -9,7 +9,8 @@ import msgspec
 from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.body import read_object
 from dynrt.runtime.http.models import find_model
-from dynrt.runtime.http.openai.chat import CONVERSATION, encode_conversation, read_conversation
+from dynrt.runtime.http.openai.chat import encode_conversation, read_conversation
+from dynrt.runtime.http.openai.chat_options import CONVERSATION
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.model_limits import check_vocabulary
 from dynrt.runtime.http.parameters.request_schema import Parameter, body_schema, boolean

@@ -6,6 +6,8 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.http.body import read_object
 from dynrt.runtime.http.models import find_model
@@ -20,6 +22,7 @@ from dynrt.runtime.http.parameters.model_limits import (
     special_tokens,
     truncated,
 )
+from dynrt.runtime.http.parameters.read_once import ReadOnce
 from dynrt.runtime.http.parameters.request_schema import (
     Parameter,
     ParameterSet,
@@ -33,6 +36,7 @@ from dynrt.runtime.http.parameters.shared import (
     MAX_CHOICES,
     MAX_TOKENS,
     SHARED,
+    Parameters,
     read_parameters,
 )
 from dynrt.runtime.http.parameters.unsupported import COMPLETIONS, refuse_unsupported
@@ -47,14 +51,18 @@ DEFAULT_MAX_TOKENS = 16
 Prompt = str | list[int]
 
 
-def completions(request: Request) -> Awaitable[Response | None]:
-    return serve(request, _prepare)
+class TextOptions(msgspec.Struct, frozen=True):
+    """What a body says beside its prompts. `logprobs`: how many alternatives per token; None: no log probabilities."""
+
+    echo: bool
+    logprobs: int | None
+    add_special_tokens: bool
+    asked: Parameters
 
 
-async def _prepare(request: Request) -> Job:
-    fields = Fields(await read_object(request), Problems())
-    prompts, values = PROMPT.read(fields), _OPTIONS.read(fields)
-    echo, logprobs, add_special_tokens = values["echo"], values["logprobs"], values["add_special_tokens"]
+def _read_text_options(fields: Fields) -> TextOptions:
+    values = _ALL.read(fields)
+    echo, logprobs = values["echo"], values["logprobs"]
     asked = read_parameters(
         fields,
         values,
@@ -63,25 +71,46 @@ async def _prepare(request: Request) -> Job:
         echo_logprobs=logprobs if echo else None,
     )
     refuse_unsupported(fields, COMPLETIONS)
+    return TextOptions(echo, logprobs, values["add_special_tokens"], asked)
+
+
+read_text_options = ReadOnce(_read_text_options, but=("prompt", "user"))
+
+
+def completions(request: Request) -> Awaitable[Response | None]:
+    return serve(request, _prepare)
+
+
+async def _prepare(request: Request) -> Job:
+    fields = Fields(await read_object(request), Problems())
+    prompts, options = PROMPT.read(fields), read_text_options(fields)
+    asked = options.asked
     _check_choices(fields, len(prompts), asked.n)
     fields.problems.raise_if_any()
     backend = request.endpoint.backend
     card = find_model(backend, asked.model)
     await check_for_model(asked, card)
     special = special_tokens(asked, backend)
-    whole = [await _prompt_ids(backend, card, prompt, add_special_tokens) for prompt in prompts]
+    whole = [await _prompt_ids(backend, card, prompt, options.add_special_tokens) for prompt in prompts]
     packed = [truncated(ids, asked, card, default_max_tokens=DEFAULT_MAX_TOKENS) for ids in whole]
     completed = [
         complete_sampling(
-            asked, card, len(ids) // 4, special, prompt_param="prompt", default_max_tokens=DEFAULT_MAX_TOKENS
+            asked,
+            card,
+            len(ids) // 4,
+            special,
+            fields=fields,
+            prompt_name="prompt",
+            default_max_tokens=DEFAULT_MAX_TOKENS,
         )
         for ids in packed
     ]
     echoes = [
-        await _echo(backend, *one) if echo else None for one in zip(prompts, whole, packed, strict=True)
+        await _echo(backend, *one) if options.echo else None
+        for one in zip(prompts, whole, packed, strict=True)
     ]
     texts = [TextPrompt(ids, text) for ids, text in zip(packed, echoes, strict=True)]
-    make_reply = partial(_reply, shown(asked, backend, logprobs), texts, asked.n)
+    make_reply = partial(_reply, shown(asked, backend, options.logprobs), texts, asked.n)
     return make_job(request, asked, card, list(zip(packed, completed, strict=True)), make_reply)
 
 
@@ -159,6 +188,6 @@ LOGPROBS = Parameter[int | None](
 ADD_SPECIAL_TOKENS = boolean("add_special_tokens", "Begin the prompt's ids as the tokenizer does.", True)
 
 _OWN = (ECHO, LOGPROBS, ADD_SPECIAL_TOKENS)
-_OPTIONS = ParameterSet((*ANSWERING, *_OWN))
+_ALL = ParameterSet((*ANSWERING, *_OWN))
 PARAMETERS: tuple[Parameter[Any], ...] = (PROMPT, *SHARED, MAX_TOKENS_WITH_ECHO, *_OWN)
 COMPLETION_SCHEMA = body_schema("CompletionRequest", "Text to go on with.", PARAMETERS)

@@ -36,6 +36,10 @@ class Problems:
         if len(self._found) < MAX_PROBLEMS:
             self._found.append((param, message))
 
+    @property
+    def none(self) -> bool:
+        return not self._found
+
     def raise_if_any(self) -> None:
         """Raise one InvalidRequestError that tells all of them; its param is the first one's."""
         if self._found:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from dynrt.runtime.errors import ContextLengthError, InvalidRequestError
 from dynrt.runtime.http.backend import Backend
+from dynrt.runtime.http.parameters.fields import Fields
 from dynrt.runtime.http.parameters.grammars import check_grammar
 from dynrt.runtime.http.parameters.shared import WHAT_FITS, Parameters
 from dynrt.runtime.messages import SamplingParams
@@ -37,19 +38,25 @@ def complete_sampling(
     prompt_tokens: int,
     shown_special_tokens: tuple[str, ...],
     *,
-    prompt_param: str,
+    fields: Fields,
+    prompt_name: str,
     default_max_tokens: int | None,
 ) -> SamplingParams:
     """What is asked for, with max_tokens; `default_max_tokens` None means the rest of the context.
 
+    `fields`, `prompt_name`: what was read, and where in it the prompt was, for errors.
+
     Raises ContextLengthError if prompt and max_tokens do not fit, InvalidRequestError if min_tokens do not.
     """
-    room = _room(card, prompt_tokens, prompt_param)
+    room = card.context_length - prompt_tokens
+    if prompt_tokens == 0 or room < 1:
+        raise _no_room(card, prompt_tokens, fields.param(prompt_name))
     if asked.max_tokens is not None and asked.max_tokens > room:
+        param = fields.param(asked.max_tokens_name)
         raise ContextLengthError(
-            f"{asked.max_tokens_param} is {asked.max_tokens} and the prompt has {prompt_tokens} tokens, but"
-            f" {CONTEXT} {card.context_length} tokens: {asked.max_tokens_param} can be at most {room}",
-            param=asked.max_tokens_param,
+            f"{param} is {asked.max_tokens} and the prompt has {prompt_tokens} tokens, but"
+            f" {CONTEXT} {card.context_length} tokens: {param} can be at most {room}",
+            param=param,
         )
     # engines make at least one token; of a request for none it is dropped
     max_tokens = (
@@ -82,18 +89,15 @@ def truncated(
     return prompt_ids[-4 * keep :] if asked.truncation.side == "left" else prompt_ids[: 4 * keep]
 
 
-def _room(card: ModelCard, prompt_tokens: int, prompt_param: str) -> int:
-    """How many tokens can follow the prompt: at least one."""
+def _no_room(card: ModelCard, prompt_tokens: int, param: str) -> InvalidRequestError:
+    """Of a prompt without tokens, or of one behind which no token fits."""
     if prompt_tokens == 0:
-        raise InvalidRequestError("the prompt has no tokens; it needs at least 1", param=prompt_param)
-    room = card.context_length - prompt_tokens
-    if room < 1:
-        raise ContextLengthError(
-            f"{TOO_LONG}: it has {prompt_tokens} tokens, but {CONTEXT} {card.context_length} tokens, prompt and"
-            f" answer together; shorten the prompt to at most {card.context_length - 1} tokens",
-            param=prompt_param,
-        )
-    return room
+        return InvalidRequestError("the prompt has no tokens; it needs at least 1", param=param)
+    return ContextLengthError(
+        f"{TOO_LONG}: it has {prompt_tokens} tokens, but {CONTEXT} {card.context_length} tokens, prompt and"
+        f" answer together; shorten the prompt to at most {card.context_length - 1} tokens",
+        param=param,
+    )
 
 
 def check_vocabulary(token_ids: Iterable[int], card: ModelCard, param: str) -> None:

@@ -39,7 +39,7 @@ class Parameters(msgspec.Struct, frozen=True):
     continuous_usage: bool  # in a stream: in each chunk
     n: int  # choices for each prompt
     max_tokens: int | None  # None: not asked for; 0: only the prompt is wanted back
-    max_tokens_param: str  # the name under which it was asked for
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"]  # under which it was asked for
     sampling: dict[str, Any]  # of SamplingParams, what is given but for max_tokens and grammar
     grammar: AskedGrammar | None
     shows_special_tokens: bool
@@ -83,7 +83,7 @@ def read_parameters(
         continuous_usage=options.continuous_usage_stats,
         n=n,
         max_tokens=max_tokens if newer is None else newer,
-        max_tokens_param=fields.param("max_tokens" if newer is None else "max_completion_tokens"),
+        max_tokens_name="max_tokens" if newer is None else "max_completion_tokens",
         sampling=sampling,
         grammar=asked_grammar(fields, values),
         shows_special_tokens=not values["skip_special_tokens"],

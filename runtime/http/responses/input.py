@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynrt.runtime.http.answers.tools.request import PARALLEL_CALLS
-from dynrt.runtime.http.openai.chat import REASONING_EFFORT
+from dynrt.runtime.http.openai.chat_options import REASONING_EFFORT
 from dynrt.runtime.http.parameters.fields import Fields, Problems
 from dynrt.runtime.http.parameters.sampling import TEMPERATURE, TOP_P
 from dynrt.runtime.http.parameters.shared import MAX_COMPLETION_TOKENS, MODEL, STREAM

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from scripted_backend import chat, text
 
-from dynrt.runtime.http.openai.chat import CHAT_SCHEMA
+from dynrt.runtime.http.openai.chat_options import CHAT_SCHEMA
 from dynrt.runtime.http.openai.completions import COMPLETION_SCHEMA
 from dynrt.runtime.http.parameters import unsupported
 from dynrt.runtime.http.parameters.sampling import SAMPLING
