@@ -7,7 +7,7 @@ import os
 import random
 import secrets
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,27 +15,24 @@ import pytest_asyncio
 from live_server import eventually
 from oracle import References, assert_all_same, assert_judged_right, judged
 from prompt_set import BLOCK_SIZE, random_ids, random_prompts
-from served_runtime import ServedRuntime, serve
+from served_runtime import ServedRuntime
 from tiny_model import write_tiny_model
-from vllm_environment import vllm_command
+from vllm_serving import (
+    ANSWER_S,
+    LONG,
+    MARKS,
+    START_S,
+    answers_of_decode_alone,
+    check_handoffs_at_once,
+    check_prefix_hits,
+    prompts_of,
+    serve_pair,
+    warm_prefixes,
+)
 
-from dynrt.runtime import RuntimeConfig, spawner
 from dynrt.runtime.messages import Status
-from dynrt.transfer.options import TransferOptions
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.timeout(1200),  # the environment may have to be built
-    pytest.mark.asyncio(loop_scope="module"),
-]
-
-START_S = 300.0  # importing vLLM takes 10 s of CPU, on a machine that may be busy
-HEARTBEAT_LIMIT_S = 10.0  # the machine may be busy with other things
-ANSWER_S = 120.0
-NUM_BLOCKS = 64
-LONG = 1500  # tokens, computed in 47 steps
+pytestmark = [*MARKS, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module")
@@ -44,45 +41,15 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("vllm") / "llama", hidden=256, head_size=32)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _engines_where_vllm_is() -> Iterator[None]:
-    command = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spawner, "dynrt_command", lambda: command)
-        yield
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(model_dir: Path, _engines_where_vllm_is: None) -> AsyncIterator[ServedRuntime]:
-    """Each block of each layer is compared with what was sent, before its request goes on."""
-    config = RuntimeConfig(
-        model=str(model_dir),
-        engine="vllm",
-        dtype="float32",
-        threads=1,
-        local_prefill="never",
-        kv_blocks=NUM_BLOCKS,
-        max_batch_tokens=32,
-        transfer=TransferOptions(verify=True),
-        heartbeat_interval_s=0.2,
-        heartbeat_limit_s=HEARTBEAT_LIMIT_S,
-    )
-    async with serve(config) as served:
-        yield served
+async def pair(model_dir: Path) -> AsyncIterator[ServedRuntime]:
+    async with serve_pair(model_dir) as pair:
+        yield pair
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def references(pair: ServedRuntime, model_dir: Path) -> References:
-    """What decode answers alone, one prompt at a time."""
-    prompts = random_prompts()
-    answers = {
-        name: await pair.answer(ids, local_prefill="always", salt="alone") for name, ids in prompts.items()
-    }
-    return judged(model_dir, prompts, answers)
-
-
-def prompts_of(references: References) -> dict[str, list[int]]:
-    return {name: reference.prompt_ids for name, reference in references.items()}
+    return await answers_of_decode_alone(pair, model_dir, random_prompts())
 
 
 async def test_alone_is_what_transformers_answers(references: References) -> None:
@@ -91,25 +58,13 @@ async def test_alone_is_what_transformers_answers(references: References) -> Non
 
 
 async def test_handed_off_all_at_once(pair: ServedRuntime, references: References) -> None:
-    committed_before = pair.metric("dynrt_handoffs_total", outcome="committed")
-    answers = await pair.answers(prompts_of(references), salt="at once")
-    assert_all_same(references, answers)
-    committed = pair.metric("dynrt_handoffs_total", outcome="committed") - committed_before
-    assert committed == len(references)
-    await pair.settle()
+    await check_handoffs_at_once(pair, references)
 
 
 async def test_with_prefix_hits_on_both_workers(pair: ServedRuntime, references: References) -> None:
-    prompts = {name: ids for name, ids in prompts_of(references).items() if len(ids) <= 100}
-    await pair.answers(prompts, salt="hits", max_tokens=2)
-    await pair.settle()
+    prompts = await warm_prefixes(pair, references)
     pushed_before = pair.metric("dynrt_kv_bytes_pushed_total")
-    answers = await pair.answers(prompts, salt="hits")
-    assert_all_same(references, answers)
-    for name, prompt_ids in prompts.items():
-        hit = (len(prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE  # the last token is always computed
-        assert answers[name].cached_tokens == hit, name
-    await pair.settle()
+    await check_prefix_hits(pair, references, prompts)
     block_bytes = 4 * 2 * BLOCK_SIZE * 2 * 32 * 4  # layers, K and V, tokens, KV heads, head size, float32
     pushed = pair.metric("dynrt_kv_bytes_pushed_total") - pushed_before
     assert pushed == len(prompts) * block_bytes, "the block of the last token, and no other"

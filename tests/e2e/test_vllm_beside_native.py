@@ -9,21 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import live_server
-import pytest
 from live_server import Command, client_of, command, complete, metrics_of
-from vllm_environment import vllm_command
+from vllm_serving import MARKS, START_S, dynrt_where_vllm_is
 
 from dynrt.runtime.fleet import MISFITS
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.timeout(1200),  # the environment may have to be built
-]
+pytestmark = MARKS
 
-START_S = 300.0
 END_S = 20.0
 PROMPT_IDS = list(range(1000, 1040))
 NATIVE_ORDER, VLLM_ORDER = "block,kv,token,head,dim", "block,head,vllm-cpu-"
@@ -33,10 +25,8 @@ NATIVE_ORDER, VLLM_ORDER = "block,kv,token,head,dim", "block,head,vllm-cpu-"
 async def vllm_engine(log: Path, model_dir: Path, address: str) -> AsyncIterator[Command]:
     """`dynrt engine --engine vllm --role both`, as it joins whoever serves at `address`."""
     options = ["--engine", "vllm", "--role", "both", "--dtype", "float32", "--threads", 1, "--kv-blocks", 64]
-    program = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live_server, "dynrt_command", lambda: program)
-        engine = command(log, "engine", model_dir, "--join", address, *options)
+    engine = command(log, "engine", model_dir, "--join", address, *options)
+    with dynrt_where_vllm_is():
         running = await engine.__aenter__()
     try:
         yield running

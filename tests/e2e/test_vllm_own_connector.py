@@ -11,23 +11,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import live_server
 import pytest
 import pytest_asyncio
-from live_server import Command, client_of, command, completion, eventually, holds_nothing, metrics_of, prompt
+from live_server import Command, client_of, completion, eventually, holds_nothing, metrics_of, prompt
 from tiny_model import write_tiny_model
-from vllm_environment import vllm_command
+from vllm_serving import ANSWER_S, LONG, MARKS, START_S, serve_command
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.timeout(1200),  # the environment may have to be built
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [*MARKS, pytest.mark.asyncio(loop_scope="module")]
 
-START_S = 300.0
-ANSWER_S = 120.0
 LEASE_S = 45.0  # vLLM's on a prompt that nobody reads is 30 s; the machine may be busy
 CHUNK = 32  # tokens in a step
 LONG = 1500  # tokens: 47 steps
@@ -37,16 +28,9 @@ LONG = 1500  # tokens: 47 steps
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
     folder = tmp_path_factory.mktemp("own")
     model_dir = write_tiny_model(folder / "llama", hidden=256, head_size=32)
-    options = ["--engine", "vllm", "--kv-connector", "nixl-pull", "--dtype", "float32", "--threads", 1]
-    options += ["--local-prefill", "never", "--kv-blocks", 64, "--max-batch-tokens", CHUNK]
-    program = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live_server, "dynrt_command", lambda: program)
-        async with command(folder / "log", "serve", model_dir, "--port", 0, *options) as server:
-            line = await server.line(START_S)
-            assert line, server.log
-            server.url = line.split()[-1]
-            yield server
+    options = ["--kv-connector", "nixl-pull", "--kv-blocks", 64, "--max-batch-tokens", CHUNK]
+    async with serve_command(folder / "log", model_dir, *options) as server:
+        yield server
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -5,29 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import live_server
 import pytest
 import pytest_asyncio
-from live_server import client_of, command, eventually
+from live_server import client_of, eventually
 from vllm_answers import differences, streamed_answer, whole_answer
 from vllm_environment import vllm_command
 from vllm_requests import REQUESTS
+from vllm_serving import MARKS, START_S, serve_command
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.timeout(1200),  # the environment may have to be built
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [*MARKS, pytest.mark.asyncio(loop_scope="module")]
 
-START_S = 300.0
 ANSWERS_S = 300.0
 ENGINE_ARGUMENTS = {"max_model_len": 2048, "kv_cache_memory_bytes": 256 << 20}
 # dynrt's pools differ in tokens of one step and in memory.
@@ -46,14 +39,6 @@ STREAMED = [
 
 Answers = dict[str, dict[str, Any]]
 Ask = Callable[[aiohttp.ClientSession, str, dict[str, Any]], Awaitable[dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def _dynrt_where_vllm_is() -> Iterator[None]:
-    program = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live_server, "dynrt_command", lambda: program)
-        yield
 
 
 async def answers(url: str, ask: Ask, names: Iterable[str] = REQUESTS) -> Answers:
@@ -113,20 +98,15 @@ async def theirs(default_model_dir: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def ours(
-    default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory, _dynrt_where_vllm_is: None
-) -> tuple[Answers, Answers]:
+async def ours(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Answers, Answers]:
     """Whole and streamed."""
     log = tmp_path_factory.mktemp("ours") / "log"
-    options = ["--engine", "vllm", "--dtype", "float32", "--threads", 1, "--local-prefill", "never"]
-    options += OUR_OPTIONS
+    options = list(OUR_OPTIONS)
     for name, value in ENGINE_ARGUMENTS.items():
         options += ["--engine-arg", f"{name}={value}"]
-    async with command(log, "serve", default_model_dir, "--port", 0, *options) as server:
-        line = await server.line(START_S)
-        assert line, server.log
-        url = line.split()[-1]
-        return await answers(url, whole_answer), await answers(url, streamed_answer, STREAMED)
+    async with serve_command(log, default_model_dir, *options) as server:
+        whole = await answers(server.url, whole_answer)
+        return whole, await answers(server.url, streamed_answer, STREAMED)
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -7,34 +7,32 @@ import os
 import random
 import secrets
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from live_server import eventually
-from oracle import References, assert_all_same, assert_judged_right, judged
+from oracle import References, assert_judged_right
 from process_tree import descendants, is_alive
-from prompt_set import BLOCK_SIZE, random_ids, random_prompts
-from served_runtime import ServedRuntime, serve
+from prompt_set import random_ids, random_prompts
+from served_runtime import ServedRuntime
 from tiny_model import write_tiny_model
-from vllm_environment import vllm_command
+from vllm_serving import (
+    ANSWER_S,
+    LONG,
+    MARKS,
+    answers_of_decode_alone,
+    check_handoffs_at_once,
+    check_prefix_hits,
+    serve_pair,
+    warm_prefixes,
+)
 
-from dynrt.runtime import RuntimeConfig, spawner
-from dynrt.transfer.options import TransferOptions
+pytestmark = [*MARKS, pytest.mark.asyncio(loop_scope="module")]
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.timeout(1200),  # the environment may have to be built
-    pytest.mark.asyncio(loop_scope="module"),
-]
-
-START_S = 300.0  # importing vLLM takes 10 s of CPU in each of six processes
 END_S = 20.0
-ANSWER_S = 120.0
-LONG = 1500  # tokens, computed in 47 steps
+TWO_RANKS = {"prefill:tensor_parallel_size": "2", "decode:tensor_parallel_size": "2"}
 
 
 @pytest.fixture(scope="module")
@@ -42,47 +40,17 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("vllm") / "llama", hidden=256, head_size=32)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _engines_where_vllm_is() -> Iterator[None]:
-    command = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spawner, "dynrt_command", lambda: command)
-        yield
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(model_dir: Path, _engines_where_vllm_is: None) -> AsyncIterator[ServedRuntime]:
-    """Two ranks on either side. Each block of each rank is compared with what was sent, before its request goes on."""
-    config = RuntimeConfig(
-        model=str(model_dir),
-        engine="vllm",
-        dtype="float32",
-        threads=1,
-        local_prefill="never",
-        kv_blocks=64,
-        max_batch_tokens=32,
-        engine_args={"prefill:tensor_parallel_size": "2", "decode:tensor_parallel_size": "2"},
-        transfer=TransferOptions(verify=True),
-        heartbeat_interval_s=0.2,
-        heartbeat_limit_s=10.0,  # the machine may be busy with other things
-    )
-    async with serve(config) as served:
-        yield served
+async def pair(model_dir: Path) -> AsyncIterator[ServedRuntime]:
+    """Two ranks on either side, each of whose blocks is compared."""
+    async with serve_pair(model_dir, engine_args=TWO_RANKS) as pair:
+        yield pair
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def references(pair: ServedRuntime, model_dir: Path) -> References:
-    """What decode answers alone, one prompt at a time."""
     prompts = {name: ids for name, ids in random_prompts().items() if len(ids) <= 257}
-    answers = {
-        name: await pair.answer(ids, local_prefill="always", salt="alone", max_tokens=24)
-        for name, ids in prompts.items()
-    }
-    return judged(model_dir, prompts, answers)
-
-
-def prompts_of(references: References) -> dict[str, list[int]]:
-    return {name: reference.prompt_ids for name, reference in references.items()}
+    return await answers_of_decode_alone(pair, model_dir, prompts, max_tokens=24)
 
 
 def ranks_of(engine_pid: int) -> list[int]:
@@ -100,23 +68,12 @@ async def test_alone_is_what_transformers_answers(references: References) -> Non
 
 
 async def test_handed_off_all_at_once(pair: ServedRuntime, references: References) -> None:
-    committed_before = pair.metric("dynrt_handoffs_total", outcome="committed")
-    answers = await pair.answers(prompts_of(references), salt="at once", max_tokens=24)
-    assert_all_same(references, answers)
-    committed = pair.metric("dynrt_handoffs_total", outcome="committed") - committed_before
-    assert committed == len(references)
-    await pair.settle()
+    await check_handoffs_at_once(pair, references, max_tokens=24)
 
 
 async def test_with_prefix_hits_on_both_workers(pair: ServedRuntime, references: References) -> None:
-    prompts = {name: ids for name, ids in prompts_of(references).items() if len(ids) <= 100}
-    await pair.answers(prompts, salt="hits", max_tokens=2)
-    await pair.settle()
-    answers = await pair.answers(prompts, salt="hits", max_tokens=24)
-    assert_all_same(references, answers)
-    for name, prompt_ids in prompts.items():
-        hit = (len(prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE  # the last token is always computed
-        assert answers[name].cached_tokens == hit, name
+    prompts = await warm_prefixes(pair, references)
+    await check_prefix_hits(pair, references, prompts, max_tokens=24)
 
 
 async def test_clients_that_leave(pair: ServedRuntime) -> None:

@@ -4,52 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import live_server
 import pytest
 import pytest_asyncio
-from live_server import Command, client_of, command, complete, completion
+from live_server import Command, client_of, complete, completion
 from oracle import Oracle, Reference, assert_judged_right
 from prometheus_client.parser import text_string_to_metric_families
 from prompt_set import language_prompts
-from vllm_environment import vllm_command
+from vllm_serving import MARKS, serve_command
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.vllm,
-    pytest.mark.timeout(1200),  # the environment may have to be built
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [*MARKS, pytest.mark.asyncio(loop_scope="module")]
 
-START_S = 300.0
 ANSWER_S = 300.0
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
 
-@pytest.fixture(scope="module")
-def _dynrt_where_vllm_is() -> Iterator[None]:
-    program = vllm_command("python", "-P", "-m", "dynrt.runtime.cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live_server, "dynrt_command", lambda: program)
-        yield
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(
-    tmp_path_factory: pytest.TempPathFactory, default_model_dir: Path, _dynrt_where_vllm_is: None
-) -> AsyncIterator[Command]:
+async def server(tmp_path_factory: pytest.TempPathFactory, default_model_dir: Path) -> AsyncIterator[Command]:
     log = tmp_path_factory.mktemp("serve") / "log"
-    options = ["--engine", "vllm", "--dtype", "float32", "--threads", 1, "--local-prefill", "never"]
-    options += ["--max-batch-tokens", 256, "--engine-arg", "max_model_len=2048"]
-    async with command(log, "serve", default_model_dir, "--port", 0, *options) as server:
-        line = await server.line(START_S)
-        assert line, server.log
-        server.url = line.split()[-1]
+    options = ["--max-batch-tokens", 256, "--engine-arg", "max_model_len=2048"]
+    async with serve_command(log, default_model_dir, *options) as server:
         yield server
 
 
