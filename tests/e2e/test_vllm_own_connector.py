@@ -21,7 +21,6 @@ pytestmark = [*MARKS, pytest.mark.asyncio(loop_scope="module")]
 
 LEASE_S = 45.0  # vLLM's on a prompt that nobody reads is 30 s; the machine may be busy
 CHUNK = 32  # tokens in a step
-LONG = 1500  # tokens: 47 steps
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
