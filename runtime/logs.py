@@ -22,6 +22,17 @@ LogFormat = Literal["text", "json"]
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+class FrequentRecord(logging.LogRecord):
+    """One of many that differ in `fields` only: what is the same for all is found out once, as `common`."""
+
+    def __init__(self, common: logging.LogRecord, fields: dict[str, object]) -> None:
+        vars(self).update(vars(common))
+        vars(self).update(fields)
+        self.created = time.time()
+        self.msecs = self.created % 1 * 1000
+        self.fields = fields
+
+
 class EventHandler(logging.StreamHandler[TextIO]):
     """One write for each event, and no filters."""
 
@@ -44,9 +55,8 @@ class EventFormatter(logging.Formatter):
         clock = _clock(int(record.created))
         where = record.name.removeprefix("dynrt.")
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {where}: {record.getMessage()}"
-        for name, value in vars(record).items():
-            if name not in _STANDARD:
-                line += f" {name}={value if type(value) is int else _show(value)}"
+        for name, value in _fields(record).items():
+            line += f" {name}={_show(value)}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -79,6 +89,8 @@ def trace_fields(traceparent: str) -> dict[str, str]:
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    if isinstance(record, FrequentRecord):
+        return record.fields
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
@@ -89,9 +101,9 @@ def _clock(second: int) -> str:
 
 
 def _show(value: object) -> str:
-    if isinstance(value, int):
-        return str(value)
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
     return repr(text) if " " in text or not text.isprintable() else text
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from typing import ClassVar
 
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.request_record import RequestRecord
-from dynrt.runtime.logs import trace_fields
+from dynrt.runtime.logs import FrequentRecord, trace_fields
 
 log = logging.getLogger("dynrt.http")
 
@@ -17,25 +15,14 @@ QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics"})
 CLIENT_LEFT_STATUS = 499  # nginx's number for a client that closed before it was answered; never sent
 MAX_PATH_CHARS = 200
 
-
-class RequestEvent(logging.LogRecord):
-    """The event of one request. What is the same for all is found out once: it takes longest of all."""
-
-    _COMMON: ClassVar = vars(logging.LogRecord(log.name, logging.INFO, __file__, 0, "request", (), None))
-
-    def __init__(self, fields: dict[str, object]) -> None:
-        attributes = vars(self)
-        attributes.update(self._COMMON)
-        attributes.update(fields)
-        self.created = time.time()
-        self.msecs = self.created % 1 * 1000
+_EVENT = logging.LogRecord(log.name, logging.INFO, __file__, 0, "request", (), None)
 
 
 def note_answer(request: Request, status: int, started_s: float) -> None:
     """Count and log `request`, which came at `started_s` in the loop's time."""
     request.endpoint.http_counter.answered(request.route, status)
     if request.path not in QUIET_PATHS and log.isEnabledFor(logging.INFO):
-        log.handle(RequestEvent(_fields(request, status, started_s)))
+        log.handle(FrequentRecord(_EVENT, _fields(request, status, started_s)))
 
 
 def status_of_cut_off(record: RequestRecord) -> int:
