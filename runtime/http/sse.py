@@ -16,7 +16,6 @@ from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.http.envelope import encode_error
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.response import encode_head
-from dynrt.runtime.http.transport.outflow import Outflow
 
 PING_S = 15.0  # a started stream that is silent for so long gets a comment: proxies cut idle ones at 60 s
 LOOKS_PER_PING = 3  # a look tells whether there were events since the last one, not when
@@ -73,7 +72,7 @@ class EventStream:
         self._finished = False
         self._waits = False  # for its reader
         self._last_event_s = 0.0
-        self.outflow = Outflow(is_chunked=request.is_http_1_1)
+        self.outflow = request.connection.outflow
 
     def __enter__(self) -> Self:
         return self
@@ -83,8 +82,8 @@ class EventStream:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self.outflow.stop()
-        self.count_taken()
+            self.outflow.end_stream()
+            self.count_taken()
 
     def count_taken(self) -> None:
         """Note the tokens that went through the outflow."""
@@ -98,13 +97,15 @@ class EventStream:
 
     async def send(self, events: bytes) -> None:
         """Send `events` in one write, behind status line and headers if they are the first."""
-        await self._write(self.outflow.framed(events))
+        head = b"" if self.started else self._begin()
+        await self._write(head + self.outflow.framed(events))
 
     async def finish(self, events: bytes) -> None:
         """Send the last `events`, the API's ending and the end of the body."""
         self._finished = True
+        head = b"" if self.started else self._begin()
         end = LAST_CHUNK if self._request.is_http_1_1 else b""
-        await self._write(self.outflow.framed(events + self._ending.last) + end)
+        await self._write(head + self.outflow.framed(events + self._ending.last) + end)
         self._record.sent_status = 200
 
     async def fail(self, error: DynrtError) -> None:
@@ -112,29 +113,22 @@ class EventStream:
         if not self._finished:
             await self.finish(self._ending.failure(error, self._record.request_id))
 
-    async def _write(self, data: bytes) -> None:
-        """Raises ClientLeftError; waits while the transport holds more than its high-water mark."""
-        if self._timer is None:
-            self._connection.write(self._head() + data)
-            self._begin()
-        else:
-            self._connection.write(data)
-            self.outflow.look()
-        self.outflow.has_written = True
-        if self._connection.writing_paused:
-            await self._drain()
-
-    def _head(self) -> bytes:
+    def _begin(self) -> bytes:
+        """The head, which is to be written before anything else is done."""
         request = self._request
+        self._last_event_s = self._loop.time()
+        self._look_later()
+        self.outflow.begin_stream(is_chunked=request.is_http_1_1)
         if request.is_http_1_1:
             return encode_head(request, 200, HEADERS + CHUNKED)
         request.keeps_alive = False  # such a stream has no end but the connection's
         return encode_head(request, 200, HEADERS)
 
-    def _begin(self) -> None:
-        self._last_event_s = self._loop.time()
-        self._look_later()
-        self._connection.begin_outflow(self.outflow)
+    async def _write(self, data: bytes) -> None:
+        """Raises ClientLeftError; waits while the transport holds more than its high-water mark."""
+        self._connection.write(data)
+        if self._connection.writing_paused:
+            await self._drain()
 
     async def _drain(self) -> None:
         self._waits = True

@@ -64,8 +64,8 @@ class Connection(BaseProtocol):
         "_has_fault",
         "_idle_since_s",
         "_idle_timer",
-        "_outflow",
         "_unread_timer",
+        "outflow",
         "task",
     )
 
@@ -98,8 +98,8 @@ class Connection(BaseProtocol):
         self._has_fault = False  # was sent what is no HTTP: what follows cannot be told from it
         self._idle_since_s = 0.0
         self._unread_timer: asyncio.TimerHandle | None = None
-        self._outflow: Outflow | None = None  # of the stream that was begun last
         self.task: asyncio.Task[None]  # from the moment that it is connected
+        self.outflow: Outflow  # likewise
         self._idle_timer: asyncio.TimerHandle  # likewise
 
     # What the transport calls
@@ -108,6 +108,7 @@ class Connection(BaseProtocol):
         super().connection_made(transport)
         assert self.transport is not None
         tcp_keepalive(self.transport)
+        self.outflow = Outflow(self.transport)
         self._endpoint.http_counter.connected()
         self._idle_since_s = self._loop.time()
         self._close_if_idle()
@@ -142,8 +143,7 @@ class Connection(BaseProtocol):
         self._forget_unread()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._outflow is not None:
-            self._outflow.stop()
+        self.outflow.close()
         super().connection_lost(exc)
         self._endpoint.http_counter.disconnected()
         self._forget_unread()
@@ -163,13 +163,7 @@ class Connection(BaseProtocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             raise ClientLeftError
-        transport.write(data)
-
-    def begin_outflow(self, outflow: Outflow) -> None:
-        """Let the body of a stream, whose head has been written, go out through `outflow`."""
-        if self.transport is not None:
-            self._outflow = outflow
-            outflow.start(self.transport)
+        self.outflow.write(data)
 
     def abort(self) -> None:
         """Cut off a client that does not read."""

@@ -1,4 +1,4 @@
-"""The way out of a connection for bytes that do not wait: straight into the socket while nothing is buffered for it.
+"""The way out of a connection: straight into the socket while nothing is buffered for it.
 
 A transport's own write costs as much again as the system call that it makes. It is left to the transport what the
 socket does not take at once, what goes through TLS, and to find out why a write failed.
@@ -13,59 +13,60 @@ HIGH_WATER_BYTES = 64 * 1024  # the mark at which asyncio's and uvloop's transpo
 
 
 class Outflow:
-    """A requests.FrameSink for the body of one response, between `start` and `stop`.
+    """Also a requests.FrameSink for the body of a stream, between `begin_stream` and `end_stream`.
 
-    Whoever owns the connection stops it when that is lost: before its descriptor is closed, and may become another's.
+    Whoever owns the connection closes it when that is lost: before its descriptor is, and may become another's.
     """
 
-    __slots__ = ("_descriptor", "_direct", "_is_chunked", "_transport", "has_written", "num_tokens")
+    __slots__ = (
+        "_descriptor",
+        "_direct",
+        "_is_chunked",
+        "_takes_frames",
+        "_transport",
+        "has_written",
+        "num_tokens",
+    )
 
-    def __init__(self, *, is_chunked: bool) -> None:
-        self._is_chunked = is_chunked
-        self._transport: asyncio.Transport | None = None  # from `start` to `stop`
-        self._descriptor: int | None = None  # likewise, unless it is TLS
-        self._direct: int | None = None  # the descriptor, while bytes may go straight to it
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        self._descriptor: int | None = None if is_tls else transport.get_extra_info("socket").fileno()
+        self._direct = self._descriptor  # while bytes may go straight to it
+        self._takes_frames = False
+        self._is_chunked = False  # the body of the stream
         self.has_written = False  # since somebody reset it
         self.num_tokens = 0  # that were taken, likewise
 
-    def start(self, transport: asyncio.Transport) -> None:
-        """The head of the response has been written."""
-        self._transport = transport
-        if transport.get_extra_info("sslcontext") is None:
-            self._descriptor = transport.get_extra_info("socket").fileno()
-        self.look()
+    def close(self) -> None:
+        self._takes_frames = False
+        self._descriptor = self._direct = None
 
-    def stop(self) -> None:
-        self._transport = self._descriptor = self._direct = None
+    def begin_stream(self, *, is_chunked: bool) -> None:
+        """The head of a stream is about to be written; frames may come as soon as it has been."""
+        self._is_chunked = is_chunked
+        self._takes_frames = True
+        self.num_tokens = 0
 
-    def look(self) -> None:
-        """Go past the transport if it holds nothing that must come before; to be called behind each write to it."""
-        is_clear = self._transport is not None and not self._transport.get_write_buffer_size()
-        self._direct = self._descriptor if is_clear else None
+    def end_stream(self) -> None:
+        self._takes_frames = False
 
     def take(self, frames: bytes, token_ids: list[int]) -> bool:
-        """Send `frames` now, without waiting; False if the response has not started or its reader is slow."""
-        if self._direct is None and not self._has_room():
+        """Send `frames` now, without waiting; False if no stream has begun or its reader is slow."""
+        if not self._takes_frames or (self._direct is None and not self._has_room()):
             return False
         if frames:
-            self._write(self.framed(frames))
-            self.has_written = True
+            self.write(self.framed(frames))
         self.num_tokens += len(token_ids)
         return True
 
     def framed(self, data: bytes) -> bytes:
-        """One chunk of the body; HTTP/1.0 has none."""
+        """One chunk of the stream's body; HTTP/1.0 has none."""
         return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
 
-    def _has_room(self) -> bool:
-        transport = self._transport
-        return (
-            transport is not None
-            and not transport.is_closing()
-            and transport.get_write_buffer_size() <= HIGH_WATER_BYTES
-        )
-
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Send `data` behind what has been written; the transport buffers without end, see its `pause_writing`."""
+        self.has_written = True
         num_sent = 0
         if self._direct is not None:
             try:
@@ -73,6 +74,9 @@ class Outflow:
             except OSError:
                 num_sent = 0  # full, or broken: the transport meets the same, and knows what to do
         if num_sent < len(data):
-            assert self._transport is not None, "there is room"
             self._transport.write(data[num_sent:])
-            self.look()
+            self._direct = None if self._transport.get_write_buffer_size() else self._descriptor
+
+    def _has_room(self) -> bool:
+        transport = self._transport
+        return not transport.is_closing() and transport.get_write_buffer_size() <= HIGH_WATER_BYTES

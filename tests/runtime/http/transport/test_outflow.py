@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -13,20 +14,32 @@ from dynrt.runtime.http.transport.outflow import HIGH_WATER_BYTES, Outflow
 
 
 class Transport(asyncio.Transport):
-    """Keeps what it is given, as if the socket took nothing more."""
+    """Keeps what it is given, as if the socket took nothing more, unless it is told to pass it on."""
 
     def __init__(self, descriptor_of: socket.socket, *, is_tls: bool = False) -> None:
         super().__init__({"socket": descriptor_of, "sslcontext": object() if is_tls else None})
         self.buffered = b""
+        self.passes_on = False
+        self.has_passed_on = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.buffered += bytes(data)
+        if not self.passes_on:
+            self.buffered += bytes(data)
+            return
+        self.get_extra_info("socket").sendall(data)
+        self.has_passed_on += bytes(data)
 
     def get_write_buffer_size(self) -> int:
         return len(self.buffered)
 
     def is_closing(self) -> bool:
         return False
+
+
+def streaming(transport: Transport, *, is_chunked: bool = False) -> Outflow:
+    outflow = Outflow(transport)
+    outflow.begin_stream(is_chunked=is_chunked)
+    return outflow
 
 
 @pytest.fixture
@@ -42,11 +55,11 @@ def test_nothing_goes_out_before_the_head_nor_behind_the_end(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, clients = ends
-    outflow = Outflow(is_chunked=False)
+    outflow = Outflow(Transport(ours))
     assert not outflow.take(b"early", [1])
-    outflow.start(Transport(ours))
+    outflow.begin_stream(is_chunked=False)
     assert outflow.take(b"data", [1, 2])
-    outflow.stop()
+    outflow.end_stream()
     assert not outflow.take(b"late", [1])
     assert (clients.recv(100), outflow.num_tokens, outflow.has_written) == (b"data", 2, True)
 
@@ -55,8 +68,8 @@ def test_what_the_socket_does_not_take_and_all_behind_it_wait_in_the_transport_u
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, clients = ends
-    outflow, transport = Outflow(is_chunked=False), Transport(ours)
-    outflow.start(transport)
+    transport = Transport(ours)
+    outflow = streaming(transport)
     sent, letters = b"", iter(os.urandom(4096) for _ in range(4096))
     while outflow.take(piece := next(letters), [1]):
         sent += piece
@@ -71,26 +84,29 @@ def test_behind_an_emptied_transport_it_goes_straight_to_the_socket_again(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, clients = ends
-    outflow, transport = Outflow(is_chunked=True), Transport(ours)
-    transport.buffered = b"head"
-    outflow.start(transport)
-    assert outflow.take(b"first", [1]) and transport.buffered == b"head5\r\nfirst\r\n"
-    transport.buffered = b""
-    outflow.look()
-    assert outflow.take(b"second", [1]) and transport.buffered == b""
-    assert clients.recv(100) == b"6\r\nsecond\r\n"
+    transport = Transport(ours)
+    outflow = streaming(transport, is_chunked=True)
+    while not transport.buffered:
+        outflow.take(b"x" * 4096, [1])
+    with suppress(BlockingIOError):
+        while clients.recv(1 << 20):
+            pass
+    transport.buffered, transport.passes_on = b"", True
+    assert outflow.take(b"first", [1]) and transport.has_passed_on == b"5\r\nfirst\r\n"
+    assert outflow.take(b"second", [1]) and transport.has_passed_on == b"5\r\nfirst\r\n"
+    assert clients.recv(100) == b"5\r\nfirst\r\n6\r\nsecond\r\n"
 
 
 def test_a_broken_socket_is_the_transports_to_find_out(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, clients = ends
-    outflow, transport = Outflow(is_chunked=False), Transport(ours)
-    outflow.start(transport)
+    transport = Transport(ours)
+    outflow = streaming(transport)
     clients.close()
     assert outflow.take(b"data", [1]) and transport.buffered == b"data"
 
 
 def test_what_is_encrypted_goes_through_the_transport(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, _ = ends
-    outflow, transport = Outflow(is_chunked=False), Transport(ours, is_tls=True)
-    outflow.start(transport)
+    transport = Transport(ours, is_tls=True)
+    outflow = streaming(transport)
     assert outflow.take(b"data", [1]) and transport.buffered == b"data"
