@@ -149,17 +149,14 @@ class RequestMetrics:
         self._prompt_tokens.observe(request.prompt_tokens)
         self._output_tokens.observe(request.output_tokens)
         self._max_tokens.observe(request.max_tokens)
-        times = request.times
-        planned_at = times.stages[0].planned_at if times.stages else None
-        prefill_s, decode_s = times.prefill_s, times.decode_s
-        for tally, seconds in (
-            (self._plan_s, None if planned_at is None else planned_at - times.began_at),
-            (self._request_s, times.total_s),
-            (self._queue_s, times.queue_s),
-            (self._prefill_s, prefill_s),
-            (self._decode_s, decode_s),
-            (self._inference_s, None if prefill_s is None or decode_s is None else prefill_s + decode_s),
-            (self._per_token_s, times.seconds_per_token(request.output_tokens)),
-        ):
-            if seconds is not None:
-                tally.observe(seconds)
+        times, last_token_at = request.times, request.times.last_token_at
+        admitted_at, computed_at = times.admitted_at, times.computed_at
+        self._request_s.observe_between(times.began_at, last_token_at)
+        if times.stages:
+            self._plan_s.observe_between(times.began_at, times.stages[0].planned_at)
+        self._queue_s.observe_between(times.began_at, admitted_at)  # with attempts that came to nothing
+        if computed_at is not None:
+            self._prefill_s.observe_between(admitted_at, computed_at)
+            self._decode_s.observe_between(computed_at, last_token_at)
+            self._inference_s.observe_between(admitted_at, last_token_at)
+        self._per_token_s.observe_between(times.first_token_at, last_token_at, request.output_tokens - 1)

@@ -36,45 +36,16 @@ class RequestTimes(msgspec.Struct):
     stages: list[StageTimes] = []
 
     @property
-    def queue_s(self) -> float | None:
-        """Until the attempt that computed its prompt began to: planned, waiting, and attempts that came to nothing."""
-        admitted_at = self._last_admitted_at()
-        return None if admitted_at is None else max(0.0, admitted_at - self.began_at)
-
-    @property
-    def prefill_s(self) -> float | None:
-        """From there to the first token behind the prompt."""
-        admitted_at, computed_at = self._last_admitted_at(), self._last_computed_at()
-        if admitted_at is None or computed_at is None:
-            return None
-        return max(0.0, computed_at - admitted_at)
-
-    @property
-    def decode_s(self) -> float | None:
-        """From there to the last token."""
-        computed_at = self._last_computed_at()
-        if computed_at is None or self.last_token_at is None:
-            return None
-        return max(0.0, self.last_token_at - computed_at)
-
-    @property
-    def total_s(self) -> float | None:
-        """From its arrival to its last token."""
-        return None if self.last_token_at is None else max(0.0, self.last_token_at - self.began_at)
-
-    def seconds_per_token(self, num_tokens: int) -> float | None:
-        """Behind the first; None if there are none."""
-        if num_tokens < 2 or self.first_token_at is None or self.last_token_at is None:
-            return None
-        return max(0.0, self.last_token_at - self.first_token_at) / (num_tokens - 1)
-
-    def _last_admitted_at(self) -> float | None:
+    def admitted_at(self) -> float | None:
+        """When the attempt that computed its prompt began to."""
         for stage in reversed(self.stages):
             if stage.admitted_at is not None:
                 return stage.admitted_at
         return None
 
-    def _last_computed_at(self) -> float | None:
+    @property
+    def computed_at(self) -> float | None:
+        """When it had."""
         for stage in reversed(self.stages):
             if stage.computed_at is not None:
                 return stage.computed_at

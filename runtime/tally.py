@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 class Tally:
     """Counts values by bucket; `bounds` are the buckets' largest values, ascending."""
 
+    __slots__ = ("_bounds", "_counts", "sum")
+
     def __init__(self, bounds: Sequence[float]) -> None:
         assert list(bounds) == sorted(set(bounds)), bounds
         self._bounds = tuple(bounds)
@@ -26,6 +28,14 @@ class Tally:
         """Note `value`, `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self.sum += value * count
+
+    def observe_between(self, begin: float | None, end: float | None, parts: int = 1) -> None:
+        """Note how long each of equal parts took, if there are any and both moments are known; at least 0."""
+        if begin is None or end is None or parts < 1:
+            return
+        value = max(0.0, end - begin) / parts
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
 
     def buckets(self) -> list[tuple[str, float]]:
         """As Prometheus has them: each bound with the count of all values up to it."""

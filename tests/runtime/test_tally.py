@@ -49,3 +49,13 @@ def test_one_tally_has_many_names() -> None:
     shown = samples(registry)
     assert shown["dynrt_x_seconds_bucket", "1.0"] == shown["vllm:y_seconds_bucket", "1.0"] == 3.0
     assert shown["vllm:y_seconds_count", None] == tally.count == 3
+
+
+def test_time_between_two_moments_is_told_if_both_are_known() -> None:
+    tally = Tally(BOUNDS)
+    for begin, end, parts in ((None, 1.0, 1), (1.0, None, 1), (1.0, 2.0, 0)):
+        tally.observe_between(begin, end, parts)
+    assert tally.count == 0
+    tally.observe_between(1.0, 4.0, 2)
+    tally.observe_between(4.0, 3.0)
+    assert (tally.count, tally.sum) == (2, 1.5), "clocks that differ make nothing negative"
