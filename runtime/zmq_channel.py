@@ -6,7 +6,6 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -47,9 +46,9 @@ class ZmqRouter(Generic[Sent, Received]):
         self._address = ""
         self._directory: Path | None = None
         self._context = zmq.Context()
-        self._outboxes: dict[bytes, deque[bytes]] = {}
+        self._outboxes: dict[str, list[bytes]] = {}  # what waits, by incarnation; none is empty
+        self._flush_handle: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._redrain: asyncio.Handle | None = None
 
     @property
     def address(self) -> str:
@@ -73,24 +72,23 @@ class ZmqRouter(Generic[Sent, Received]):
         self._drain()
 
     def send(self, incarnation: str, message: Sent) -> None:
-        identity, payload = incarnation.encode(), encode(message)
-        outbox = self._outboxes.get(identity)
-        if outbox is None and self._send_now(identity, payload):
-            return
-        outbox = self._outboxes.setdefault(identity, deque())
-        if len(outbox) >= OUTBOX_LIMIT:
+        """It leaves at the end of this turn of the loop: all that a turn has for an engine is one message to ZeroMQ."""
+        outbox = self._outboxes.get(incarnation)
+        if outbox is None:
+            outbox = self._outboxes[incarnation] = []
+            self._flush_soon()
+        elif len(outbox) >= OUTBOX_LIMIT:
             raise MailboxFullError(f"{incarnation} has not taken {OUTBOX_LIMIT} messages")
-        outbox.append(payload)
-        self._schedule_retry()
+        outbox.append(encode(message))
 
     def forget(self, incarnation: str) -> None:
-        self._outboxes.pop(incarnation.encode(), None)
+        self._outboxes.pop(incarnation, None)
 
     def backlog(self) -> int:
         return sum(map(len, self._outboxes.values()))
 
     def close(self) -> None:
-        for handle in (self._retry, self._redrain):
+        for handle in (self._flush_handle, self._retry):
             if handle is not None:
                 handle.cancel()
         if self._address:
@@ -120,43 +118,46 @@ class ZmqRouter(Generic[Sent, Received]):
         self._socket.set(zmq.CURVE_SECRETKEY, secret)
         return public.decode()
 
-    def _send_now(self, identity: bytes, payload: bytes) -> bool:
+    def _flush_soon(self) -> None:
+        if self._flush_handle is None:
+            self._flush_handle = self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what waits, and come back for what is not taken.
+
+        And read: the descriptor is edge-triggered, and a send may have consumed its edge.
+        """
+        self._flush_handle = None
+        self._outboxes = {
+            incarnation: outbox
+            for incarnation, outbox in self._outboxes.items()
+            if not self._send_now(incarnation, outbox)
+        }
+        if self._outboxes and self._retry is None:
+            self._retry = self._loop.call_later(RETRY_S, self._try_again)
+        if self._is_readable():
+            self._drain()
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._flush()
+
+    def _send_now(self, incarnation: str, payloads: list[bytes]) -> bool:
+        """Each as a frame, which whoever is there reads like a message: all of them, or none."""
+        send = self._socket.send
         try:
-            self._socket.send(identity, MORE_AT_ONCE)
-            self._socket.send(payload, AT_ONCE)
+            send(incarnation.encode(), MORE_AT_ONCE)
+            for payload in payloads[:-1]:
+                send(payload, MORE_AT_ONCE)
+            send(payloads[-1], AT_ONCE)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            # Not connected (any more). Its pidfd or its missing heartbeat ends it; a message more is lost with it.
-            log.debug("message to nobody dropped", extra={"incarnation": identity.decode()})
-        self._drain_soon()  # the descriptor is edge-triggered, and a send may have consumed its edge
+            # Not connected (any more). Its pidfd or its missing heartbeat ends it; what it was told is lost with it.
+            log.debug("message to nobody dropped", extra={"incarnation": incarnation})
         return True
-
-    def _schedule_retry(self) -> None:
-        if self._retry is None:
-            self._retry = self._loop.call_later(RETRY_S, self._flush)
-
-    def _flush(self) -> None:
-        self._retry = None
-        for identity in list(self._outboxes):
-            outbox = self._outboxes[identity]
-            while outbox and self._send_now(identity, outbox[0]):
-                outbox.popleft()
-            if not outbox:
-                del self._outboxes[identity]
-        if self._outboxes:
-            self._schedule_retry()
-
-    def _drain_soon(self) -> None:
-        if self._redrain is None:
-            self._redrain = self._loop.call_soon(self._drain_again)
-
-    def _drain_again(self) -> None:
-        self._redrain = None
-        if self._is_readable():
-            self._drain()
 
     def _drain(self) -> None:
         """The descriptor tells that there is something to read, and now and then when there is not."""
@@ -171,7 +172,7 @@ class ZmqRouter(Generic[Sent, Received]):
             self._receive(identity, payload)
             if not self._is_readable():
                 return
-        self._drain_soon()
+        self._flush_soon()  # and read on
 
     def _is_readable(self) -> bool:
         """Cheaper than to read in vain."""
