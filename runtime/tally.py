@@ -33,7 +33,7 @@ class Tally:
         """Note how long each of equal parts took, if there are any and both moments are known; at least 0."""
         if begin is None or end is None or parts < 1:
             return
-        value = max(0.0, end - begin) / parts
+        value = (end - begin) / parts if end > begin else 0.0
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
