@@ -16,7 +16,7 @@ class HttpCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HttpCounter:
-    """One per endpoint. Routes are those of the application, so there are few."""
+    """One per endpoint. Routes are those of the table, so there are few."""
 
     def __init__(self) -> None:
         self._answers: dict[Answer, int] = {}

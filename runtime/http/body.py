@@ -24,7 +24,7 @@ _NOT_A_NUMBER = re.compile(rb"-?(NaN|Infinity)")
 
 
 class BrokenBodyError(Exception):
-    """What came of a body cannot be decoded."""
+    """What came of a body is not what its headers say: in chunks, or compressed."""
 
 
 async def read_object(request: Request) -> dict[str, Any]:
@@ -76,7 +76,7 @@ async def _read(body: StreamReader) -> bytes:
         ) from None
     except BrokenBodyError:
         raise InvalidRequestError(
-            "the body cannot be decoded as its Content-Encoding says; send it again"
+            "the body is not framed or not compressed as its headers say; send it again"
         ) from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import HttpVersion10
 from aiohttp.base_protocol import BaseProtocol
@@ -64,6 +64,7 @@ class Connection(BaseProtocol):
         "_has_fault",
         "_idle_since_s",
         "_idle_timer",
+        "_newest_body",
         "_unread_timer",
         "outflow",
         "task",
@@ -96,6 +97,7 @@ class Connection(BaseProtocol):
         self._arrival: asyncio.Future[None] | None = None  # while the task waits for a request
         self._ends = False  # behind the request that is being answered
         self._has_fault = False  # was sent what is no HTTP: what follows cannot be told from it
+        self._newest_body: StreamReader = EMPTY_PAYLOAD  # of the request that arrived last
         self._idle_since_s = 0.0
         self._unread_timer: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None]  # from the moment that it is connected
@@ -119,19 +121,15 @@ class Connection(BaseProtocol):
     def data_received(self, data: bytes) -> None:
         try:
             arrived, wants_upgrade, rest = self._parser.feed_data(data)
-            self._arrived.extend(arrived)
+            self._take_up(arrived)
             while wants_upgrade:  # to a protocol that is not spoken here: what follows is HTTP as before
                 self._parser.set_upgraded(False)
                 arrived, wants_upgrade, rest = self._parser.feed_data(rest)
-                self._arrived.extend(arrived)
+                self._take_up(arrived)
         except HttpProcessingError as fault:
             if not self._has_fault:
-                self._arrived.append((fault, EMPTY_PAYLOAD))
-            self._has_fault = True
-        if len(self._arrived) >= MAX_PIPELINED and not self._buffer_paused:
-            self._pause_reading_for_buffer()
-        if self._arrived:
-            self._wake()
+                self._has_fault = True
+                self._tell_of(fault)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -149,6 +147,22 @@ class Connection(BaseProtocol):
         self._forget_unread()
         self._idle_timer.cancel()
         self.task.cancel()
+
+    def _take_up(self, arrived: Sequence[Arrived]) -> None:
+        if not arrived:
+            return
+        self._arrived.extend(arrived)
+        self._newest_body = arrived[-1][1]
+        self._wake()
+        if len(self._arrived) >= MAX_PIPELINED and not self._buffer_paused:
+            self._pause_reading_for_buffer()
+
+    def _tell_of(self, fault: HttpProcessingError) -> None:
+        """To whom it concerns: whoever reads the body that it ends, or else as a request of its own."""
+        if self._newest_body.is_eof():
+            self._take_up([(fault, EMPTY_PAYLOAD)])
+        else:
+            self._newest_body.set_exception(BrokenBodyError(fault.message))
 
     # What bodies call
 

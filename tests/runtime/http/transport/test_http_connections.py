@@ -13,6 +13,7 @@ import pytest
 from scripted_backend import DEADLINE_S, RawConnection, ScriptedBackend, chat, events_of, http_request, text
 
 from dynrt.runtime.http import sse
+from dynrt.runtime.http.transport.connection import MAX_PIPELINED
 from dynrt.runtime.http.transport.server import HttpServer
 from dynrt.runtime.requests import GenerateOutput
 
@@ -65,6 +66,39 @@ async def test_pipelined_requests_are_answered_in_order(connect: Connect, backen
     await eventually(backend.entered)
     gate.set()
     assert [(await connection.response())[1]["x-request-id"] for _ in ids] == ["first", "second"]
+
+
+async def test_more_pipelined_requests_than_wait_at_once_are_all_answered(connect: Connect) -> None:
+    ids = [f"X-Request-Id: {number}" for number in range(3 * MAX_PIPELINED)]
+    connection = await connect()
+    connection.send(b"".join(http_request(TEXT, text(), one) for one in ids))
+    assert [f"X-Request-Id: {(await connection.response())[1]['x-request-id']}" for _ in ids] == ids
+
+
+async def test_an_upgrade_is_not_taken_up_and_what_follows_is_http(connect: Connect) -> None:
+    upgrade = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    connection = await connect()
+    connection.send(upgrade + upgrade + http_request(TEXT, text()))
+    assert [(await connection.response())[0] for _ in range(3)] == [200, 200, 200]
+
+
+async def test_head_is_answered_without_a_body(connect: Connect) -> None:
+    connection = await connect()
+    connection.send(b"HEAD /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    head = await connection.until(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and b"Content-Length: 15\r\n" in head
+    connection.send(http_request(TEXT, text()))
+    assert (await connection.response())[0] == 200
+
+
+async def test_an_http_1_0_connection_is_kept_only_if_asked(connect: Connect) -> None:
+    connection = await connect()
+    for _ in range(2):
+        connection.send(http_request(TEXT, text(), "Connection: keep-alive", version="1.0"))
+        status, headers, _body = await connection.response()
+        assert (status, headers["connection"]) == (200, "keep-alive")
+    connection.send(http_request(TEXT, text(), version="1.0"))
+    assert (await connection.rest()).startswith(b"HTTP/1.0 200 ")
 
 
 BAD_REQUESTS = [

@@ -91,6 +91,16 @@ async def test_a_client_that_never_sends_its_body_is_refused(
     assert status == 400 and "0.1 s" in json.loads(answer)["error"]["message"]
 
 
+async def test_a_fault_in_a_body_that_is_being_read_is_told_at_once(connect: Connect) -> None:
+    client = await connect()
+    client.send(GET + b"\r\n" + CHUNKED + b"1\r\n{\r\n")
+    assert (await client.response())[0] == 200, "the request behind it has begun"
+    client.send(b"zz\r\n")
+    status, _headers, answer = await client.response()
+    assert status == 400 and "framed" in json.loads(answer)["error"]["message"]
+    assert await client.rest() == b""
+
+
 # Among those of 100,000 and more, one ends in the server's own buffer, too short for it to wait for its reader.
 @pytest.mark.parametrize("chars", [8_000_000, *range(100_000, 400_000, 50_000)])
 async def test_a_whole_answer_that_nobody_reads_has_a_limit(
