@@ -76,7 +76,7 @@ async def _read(body: StreamReader) -> bytes:
         ) from None
     except BrokenBodyError:
         raise InvalidRequestError(
-            "the body is not framed or not compressed as its headers say; send it again"
+            "the body is not framed, or not encoded, as its Transfer-Encoding or Content-Encoding says; send it again"
         ) from None
 
 
