@@ -57,8 +57,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
     def local_choice(self) -> Choice:
         """Prefill and decode here."""
-        terms = Terms(self.queue_ms, self.compute_ms, decode_ms=self.batch_ms + self.interruption_ms)
-        return _choice(self, self, terms)
+        terms = Terms(self.queue_ms, self.compute_ms, 0.0, 0.0, self.batch_ms + self.interruption_ms)
+        name, hit_tokens, expected_ms = self.facts.id, self.prefill_hit_tokens, terms.expected_ms
+        score_ms = expected_ms + self.extra_ms
+        return Choice("local", name, name, hit_tokens, hit_tokens, terms, expected_ms, score_ms)
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -158,19 +160,14 @@ def transfer_ms(prefill: Candidate, decode_hit_tokens: int, prompt_tokens: int, 
 def _remote_choice(found: _Found, handoff_ms: float) -> Choice:
     prefill, decode = found.prefill, found.decode
     terms = Terms(prefill.queue_ms, prefill.compute_ms, found.exposed_ms, handoff_ms, decode.decode_ms)
-    return _choice(prefill, decode, terms)
-
-
-def _choice(prefill: Candidate, decode: Candidate, terms: Terms) -> Choice:
     expected_ms = terms.expected_ms
-    is_local = prefill is decode
     return Choice(
-        kind="local" if is_local else "remote",
-        prefill=prefill.facts.id,
-        decode=decode.facts.id,
-        prefill_hit_tokens=prefill.prefill_hit_tokens,
-        decode_hit_tokens=prefill.prefill_hit_tokens if is_local else decode.hit_tokens,
-        terms=terms,
-        expected_ms=expected_ms,
-        score_ms=expected_ms + prefill.extra_ms,
+        "remote",
+        prefill.facts.id,
+        decode.facts.id,
+        prefill.prefill_hit_tokens,
+        decode.hit_tokens,
+        terms,
+        expected_ms,
+        expected_ms + prefill.extra_ms,
     )

@@ -167,9 +167,10 @@ class Planner:
         request = self._open.pop(key, None)
         if request is None:
             return
-        for worker_id in _distinct(request.prefill, request.decode):
-            if worker_id in self._workers:
-                self._workers[worker_id].load.end(key)
+        for worker_id in {request.prefill, request.decode}:
+            worker = self._workers.get(worker_id)
+            if worker is not None:
+                worker.load.end(key)
 
     def failed(self, key: bytes) -> None:
         """The request failed, was cancelled, or is to be planned anew: nothing that was expected of it counts."""
@@ -213,45 +214,42 @@ class Planner:
         (docs/planner.md says why).
         """
         limits = NO_LIMITS if request.is_admitted else self._limits
-        prefills = within_limits(ways.prefills, limits)
-        remote = best_remote(prefills, ways.decodes, self._links, demand.prompt_tokens)
-        local = best_local(within_limits(ways.locals, limits))
+        remote = local = []
+        if ways.prefills:
+            prefills = within_limits(ways.prefills, limits)
+            remote = best_remote(prefills, ways.decodes, self._links, demand.prompt_tokens)
+        if ways.locals:
+            local = best_local(within_limits(ways.locals, limits))
         if remote and local:
             return sorted((local[0], remote[0]), key=lambda choice: choice.expected_ms)
         return remote or local
 
     def _count(self, request: PlanRequest, plan: Plan, now: float) -> None:
         """What was planned is load, and soon cached, before the workers say so."""
-        tokens = plan.prompt_tokens
+        key, prefill, decode, tokens = request.key, plan.prefill, plan.decode, plan.prompt_tokens
+        self._workers[prefill].load.plan_prefill(key, tokens, tokens - plan.prefill_hit_tokens)
+        self._workers[decode].load.plan_decode(key, tokens, tokens - plan.decode_hit_tokens)
         expires_at = now + plan.expected_ms / 1e3 + EXPECTATION_S
-        uncached = tokens - plan.prefill_hit_tokens
-        self._workers[plan.prefill].load.plan_prefill(request.key, tokens, uncached)
-        self._workers[plan.decode].load.plan_decode(request.key, tokens, tokens - plan.decode_hit_tokens)
-        handles = [
-            self._index.expect(worker_id, request.salt, request.prompt_ids, expires_at)
-            for worker_id in _distinct(plan.prefill, plan.decode)
-        ]
-        self._open[request.key] = _Open(plan.prefill, plan.decode, handles[0], handles[-1])
-
-
-def _distinct(prefill: str, decode: str) -> tuple[str, ...]:
-    return (prefill,) if prefill == decode else (prefill, decode)
+        on_decode = on_prefill = self._index.expect(prefill, request.salt, request.prompt_ids, expires_at)
+        if decode != prefill:
+            on_decode = self._index.expect(decode, request.salt, request.prompt_ids, expires_at)
+        self._open[key] = _Open(prefill, decode, on_prefill, on_decode)
 
 
 def _plan(choices: list[Choice], prompt_tokens: int, reason: str) -> Plan:
-    best, *others = choices
+    best = choices[0]
     return Plan(
-        kind=best.kind,
-        prefill=best.prefill,
-        decode=best.decode,
-        prefill_hit_tokens=best.prefill_hit_tokens,
-        decode_hit_tokens=best.decode_hit_tokens,
-        terms=best.terms,
-        expected_ms=best.expected_ms,
-        score_ms=best.score_ms,
-        prompt_tokens=prompt_tokens,
-        reason=reason,
-        runner_up=others[0] if others else None,
+        best.kind,
+        best.prefill,
+        best.decode,
+        best.prefill_hit_tokens,
+        best.decode_hit_tokens,
+        best.terms,
+        best.expected_ms,
+        best.score_ms,
+        prompt_tokens,
+        reason,
+        choices[1] if len(choices) > 1 else None,
     )
 
 

@@ -88,10 +88,11 @@ class PrefixIndex:
 
     def drop_worker(self, name: str) -> None:
         """Forget a worker. Unknown: no-op."""
-        worker = self._workers.pop(name, None)
+        worker = self._workers.get(name)
         if worker is None:
             return
         self._forget_blocks(worker)
+        del self._workers[name]
         self._holders.drop(name)
         self._note_block_sizes()
 
@@ -247,7 +248,7 @@ class PrefixIndex:
         """The cache is empty, or unknown; what earlier plans expected of it went with it."""
         self._clear_blocks(worker)
         for handle in list(worker.expected):
-            self._withdraw(worker, handle)
+            self.withdraw(worker.name, handle)
 
     # --- what plans expect ----------------------------------------------------------------------------
 
@@ -273,8 +274,13 @@ class PrefixIndex:
     def withdraw(self, name: str, handle: int) -> None:
         """That expectation is void. Already over, or the worker gone: no-op."""
         worker = self._workers.get(name)
-        if worker is not None and handle in worker.expected:
-            self._withdraw(worker, handle)
+        if worker is None or handle not in worker.expected:
+            return
+        run = worker.expected.pop(handle)
+        self._memory.num_bytes -= PLAN_BYTES
+        run.tree.drop(run.edge, run.first, run.live, worker.expected_bit)
+        if run.tree.is_empty:
+            self._drop_tree(run.tree)
 
     def expire(self, now: float) -> None:
         """End the expectations whose time has come."""
@@ -284,13 +290,6 @@ class PrefixIndex:
     def _expire_next(self) -> None:
         _, handle, name = heapq.heappop(self._expiries)
         self.withdraw(name, handle)
-
-    def _withdraw(self, worker: _Worker, handle: int) -> None:
-        run = worker.expected.pop(handle)
-        self._memory.num_bytes -= PLAN_BYTES
-        run.tree.drop(run.edge, run.first, run.live, worker.expected_bit)
-        if run.tree.is_empty:
-            self._drop_tree(run.tree)
 
     # --- the memory bound -----------------------------------------------------------------------------
 

@@ -187,11 +187,9 @@ class RadixTree:
 
     def _shrink(self, edge: Edge) -> None:
         """Give back the end of a leaf once nobody holds half of it, and leaves that nobody holds at all."""
-        while edge.parent is not None and edge.children is None:
-            if edge.full:
-                return
-            used = edge.num_used()
-            if used:
+        while edge.parent is not None and edge.children is None and not edge.full:
+            if edge.partial:
+                used = edge.num_used()
                 if 2 * used <= edge.length:
                     self._truncate(edge, used)
                 return

@@ -148,7 +148,10 @@ class PlannerActor(Actor[PlannerMessage]):
             self.tell(RequestEnded(key, finished))
             return
         try:
-            self._end(key, finished)
+            if finished:
+                self._planner.finished(key)
+            else:
+                self._planner.failed(key)
         except Exception as fault:
             self.fail(fault)
 
@@ -181,8 +184,10 @@ class PlannerActor(Actor[PlannerMessage]):
                 planner.step(incarnation, load, timing)
             case FirstTokenSeen(key):
                 planner.first_token(key)
-            case RequestEnded(key, finished):
-                self._end(key, finished)
+            case RequestEnded(key, finished=True):
+                planner.finished(key)
+            case RequestEnded(key):
+                planner.failed(key)
             case WorkerUp(register):
                 self._worker_up(register)
             case WorkerDown(incarnation):
@@ -197,12 +202,6 @@ class PlannerActor(Actor[PlannerMessage]):
                 planner.pushed(prefill, decode, kv_bytes, link_s)
             case Exposed(exposed_s):
                 planner.exposed(exposed_s)
-
-    def _end(self, key: bytes, finished: bool) -> None:
-        if finished:
-            self._planner.finished(key)
-        else:
-            self._planner.failed(key)
 
     def _worker_up(self, register: Register) -> None:
         """An engine that joined may be full of KV of which nobody here has heard, and idle ones tell nothing."""
