@@ -34,7 +34,8 @@ class Edge:
         self.children: dict[bytes, Edge] | None = None  # by their first block's tokens
         self.full: Bits = 0  # who holds all of this edge's blocks
         self.partial: dict[Bits, Blocks] | None = None  # who holds only some: these
-        self.repeats: dict[Bits, list[Blocks]] | None = None  # i-th entry: held at least i + 2 times
+        # How often blocks are held more than once: in binary, the blocks whose counts have a 1 in the i-th place.
+        self.repeats: dict[Bits, list[Blocks]] | None = None
         self.num_records = 0  # entries of `partial` and `repeats`, for what they take of memory
         self.used = 0  # when it was last matched or stored, on the index's own clock
 
@@ -81,27 +82,32 @@ class Edge:
             self.num_records -= 1
 
     def _repeat(self, bit: Bits, blocks: Blocks) -> None:
+        """Count each of these blocks once more: 1 is added to all their counts together, and carried."""
         if self.repeats is None:
             self.repeats = {}
-        layers = self.repeats.setdefault(bit, [])
-        for index, layer in enumerate(layers):
-            layers[index] = layer | blocks
-            blocks &= layer
-        if blocks:
-            layers.append(blocks)
-            self.num_records += 1
+        planes = self.repeats.setdefault(bit, [])
+        for place, plane in enumerate(planes):
+            planes[place] = plane ^ blocks
+            blocks &= plane
+            if not blocks:
+                return
+        planes.append(blocks)
+        self.num_records += 1
 
     def _unrepeat(self, bit: Bits, blocks: Blocks) -> Blocks:
-        """Take one holding off each block that has several; those that had but one."""
+        """Count each of these blocks that is held repeatedly once less; returns the others."""
         assert self.repeats is not None
-        layers = self.repeats.get(bit, [])
-        for index in reversed(range(len(layers))):
-            layer = layers[index]
-            layers[index] = layer & ~blocks
-            blocks &= ~layer
-        while layers and not layers[-1]:
-            layers.pop()
+        planes = self.repeats.get(bit, [])
+        repeated = 0
+        for plane in planes:
+            repeated |= plane
+        borrow = blocks & repeated
+        for place, plane in enumerate(planes):
+            planes[place] = plane ^ borrow
+            borrow &= ~plane
+        while planes and not planes[-1]:
+            planes.pop()
             self.num_records -= 1
-        if not layers:
+        if not planes:
             self.repeats.pop(bit, None)
-        return blocks
+        return blocks & ~repeated

@@ -235,15 +235,16 @@ def _divide_holdings(upper: Edge, lower: Edge, at: int) -> None:
     for bit, held in partial.items():
         upper.set_held(bit, held & first_blocks)
         lower.set_held(bit, held >> at)
-    for bit, layers in repeats.items():
-        for layer in layers:
-            _add_layer(upper, bit, layer & first_blocks)
-            _add_layer(lower, bit, layer >> at)
+    for bit, planes in repeats.items():
+        _set_repeats(upper, bit, [plane & first_blocks for plane in planes])
+        _set_repeats(lower, bit, [plane >> at for plane in planes])
 
 
-def _add_layer(edge: Edge, bit: Bits, layer: Blocks) -> None:
-    if layer:
+def _set_repeats(edge: Edge, bit: Bits, planes: list[Blocks]) -> None:
+    while planes and not planes[-1]:
+        planes.pop()
+    if planes:
         if edge.repeats is None:
             edge.repeats = {}
-        edge.repeats.setdefault(bit, []).append(layer)
-        edge.num_records += 1
+        edge.repeats[bit] = planes
+        edge.num_records += len(planes)
