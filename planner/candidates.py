@@ -25,6 +25,12 @@ from dynrt.planner.load import Load
 from dynrt.planner.plan import Choice, WorkerFacts
 
 
+BY_LOCAL_SCORE = attrgetter("local_score_ms")
+BY_PREFILL_SCORE = attrgetter("prefill_score_ms")
+BY_DECODE_AND_LOT = attrgetter("decode_ms", "lot")
+BY_SCORE = attrgetter("score_ms")
+
+
 class Demand(msgspec.Struct, frozen=True):
     """What all candidates of one request have in common."""
 
@@ -111,7 +117,7 @@ def see_worker(
 
 def best_local(candidates: list[Candidate]) -> list[Choice]:
     """The two best, the best first."""
-    best = sorted(candidates, key=attrgetter("local_score_ms"))[:2]
+    best = sorted(candidates, key=BY_LOCAL_SCORE)[:2]
     return [candidate.local_choice() for candidate in best]
 
 
@@ -121,11 +127,11 @@ def best_remote(
     """The two best pairs, the best first; among equal decode workers the lot decides."""
     if not prefills or not decodes:
         return []
-    decodes = sorted(decodes, key=attrgetter("decode_ms", "lot"))
+    decodes = sorted(decodes, key=BY_DECODE_AND_LOT)
     longest_hit, fastest = max(candidate.hit_tokens for candidate in decodes), links.fastest
     best: list[_Found] = []
     bound_ms = inf  # only a lower score counts
-    for prefill in sorted(prefills, key=attrgetter("prefill_score_ms")):
+    for prefill in sorted(prefills, key=BY_PREFILL_SCORE):
         prefill_ms = prefill.prefill_score_ms
         least_ms = prefill_ms + transfer_ms(prefill, longest_hit, prompt_tokens, fastest)
         if least_ms + decodes[0].decode_ms >= bound_ms:
@@ -140,9 +146,7 @@ def best_remote(
             exposed_ms = transfer_ms(prefill, decode.hit_tokens, prompt_tokens, links.rate(pair))
             score_ms = prefill_ms + exposed_ms + decode_ms
             if score_ms < bound_ms:
-                best = sorted(
-                    [*best, _Found(score_ms, exposed_ms, prefill, decode)], key=attrgetter("score_ms")
-                )[:2]
+                best = sorted([*best, _Found(score_ms, exposed_ms, prefill, decode)], key=BY_SCORE)[:2]
                 bound_ms = best[1].score_ms if len(best) == 2 else inf
     return [_remote_choice(found, links.handoff_ms) for found in best]
 

@@ -45,20 +45,24 @@ class Edge:
             return (1 << self.length) - 1
         return self.partial.get(bit, 0) if self.partial else 0
 
-    def hold(self, bit: Bits, blocks: Blocks) -> None:
-        """Holder `bit` has these blocks (once more, if it had them)."""
+    def hold(self, bit: Bits, blocks: Blocks) -> int:
+        """Holder `bit` has these blocks (once more, if it had them). Returns by how much the records grew."""
+        before = self.num_records
         held = self.held_by(bit)
         if held & blocks:
             self._repeat(bit, held & blocks)
         if blocks & ~held:
             self.set_held(bit, held | blocks)
+        return self.num_records - before
 
-    def drop(self, bit: Bits, blocks: Blocks) -> None:
-        """Holder `bit` has these blocks once less."""
+    def drop(self, bit: Bits, blocks: Blocks) -> int:
+        """Holder `bit` has these blocks once less. Returns by how much the records grew, or shrank."""
+        before = self.num_records
         if self.repeats:
             blocks = self._unrepeat(bit, blocks)
         if blocks:
             self.set_held(bit, self.held_by(bit) & ~blocks)
+        return self.num_records - before
 
     def num_used(self) -> int:
         """Blocks up to the last one that anybody holds."""

@@ -55,7 +55,7 @@ class Load:
         assert 0 <= uncached_tokens <= prompt_tokens, (uncached_tokens, prompt_tokens)
         if key in self._prefills:
             self.end_prefill(key)
-        context = _context(prompt_tokens, uncached_tokens)
+        context = prompt_tokens**2 - (prompt_tokens - uncached_tokens) ** 2
         self._prefills[key] = _Prefill(prompt_tokens, uncached_tokens, context)
         self.prefill_tokens += uncached_tokens
         self.prefill_context += context
@@ -97,11 +97,12 @@ class Load:
         """So many prompt tokens: the oldest requests', since prefill is first come, first served."""
         for prefill in self._prefills.values():
             done = min(prefill.left, computed_tokens)
-            context_before = prefill.context
+            start = prefill.prompt_tokens - prefill.left
+            done_context = (start + done) ** 2 - start**2
             prefill.left -= done
-            prefill.context = _context(prefill.prompt_tokens, prefill.left)
+            prefill.context -= done_context
             self.prefill_tokens -= done
-            self.prefill_context -= context_before - prefill.context
+            self.prefill_context -= done_context
             computed_tokens -= done
             if not computed_tokens:
                 break
@@ -127,7 +128,3 @@ class Load:
         self.decode_kv_tokens = own if own > reported else reported
         own, reported = self.prefill_tokens + self._new_kv_tokens, self._reported_held_tokens
         self.held_tokens = own if own > reported else reported
-
-
-def _context(prompt_tokens: int, left: int) -> int:
-    return prompt_tokens**2 - (prompt_tokens - left) ** 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from random import Random
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,7 +21,7 @@ from dynrt.planner.ways import Ways, find_ways
 EXPECTATION_S = 5.0  # a plan's blocks count as held for its expected time and so much longer
 
 
-class _Worker(NamedTuple):
+class _Worker(msgspec.Struct, frozen=True):
     facts: WorkerFacts
     load: Load
 
@@ -183,13 +182,15 @@ class Planner:
 
     def _candidates(self, request: PlanRequest, demand: Demand) -> list[Candidate]:
         hits = self._index.match(request.salt, request.prompt_ids)
-        exclude = frozenset() if request.prefilled_on else request.exclude  # there, they only cannot decode
-        random, coefficients = self._random.random, self._fleet.coefficients
-        return [
-            see_worker(facts, load, coefficients[name], demand, hits.get(name, 0), random())
-            for name, (facts, load) in self._workers.items()
-            if name not in exclude
-        ]
+        coefficients, random = self._fleet.coefficients, self._random.random
+        candidates = []
+        for name, worker in self._workers.items():
+            if name in request.exclude and not request.prefilled_on:  # there, they only cannot decode
+                continue
+            hit_tokens, lot = hits.get(name, 0), random()
+            seen = see_worker(worker.facts, worker.load, coefficients[name], demand, hit_tokens, lot)
+            candidates.append(seen)
+        return candidates
 
     def _no_way(self, request: PlanRequest, demand: Demand, candidates: list[Candidate]) -> NoPlan:
         """Why no worker could serve it, whatever the load."""

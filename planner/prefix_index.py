@@ -103,7 +103,8 @@ class PrefixIndex:
             tree = self._trees.get((salt, block_size))
             if tree is not None:
                 for num_blocks, bits in tree.match(prompt_ids):
-                    hits.update(dict.fromkeys(self._holders.names(bits), num_blocks * block_size))
+                    for name in self._holders.names(bits):
+                        hits[name] = num_blocks * block_size
         return hits
 
     # --- what workers tell ----------------------------------------------------------------------------

@@ -73,9 +73,7 @@ class RadixTree:
             else:
                 common = self._count_common(edge.tokens, inside * block_bytes, tokens, position)
             if common:
-                records = edge.num_records
-                edge.hold(bit, ((1 << common) - 1) << inside)
-                self._memory.num_bytes += RECORD_BYTES * (edge.num_records - records)
+                self._memory.num_bytes += RECORD_BYTES * edge.hold(bit, ((1 << common) - 1) << inside)
                 depth += common
                 position += common * block_bytes
             else:
@@ -92,9 +90,7 @@ class RadixTree:
             else:
                 here, blocks = blocks << -skipped, 0
             if here:
-                records = edge.num_records
-                edge.drop(bit, here)
-                self._memory.num_bytes += RECORD_BYTES * (edge.num_records - records)
+                self._memory.num_bytes += RECORD_BYTES * edge.drop(bit, here)
                 if edge.children is None:
                     self._shrink(edge)
             if blocks:

@@ -25,9 +25,9 @@ def find_ways(request: PlanRequest, demand: Demand, candidates: list[Candidate],
     """
     total_tokens = demand.prompt_tokens + demand.output_tokens
     roomy = [candidate for candidate in candidates if total_tokens <= candidate.facts.room_tokens]
-    decodes = [candidate for candidate in roomy if candidate.facts.can_decode]
     if request.prefilled_on:
         return _ways_on(request, candidates, roomy, links)
+    decodes = [candidate for candidate in roomy if candidate.facts.can_decode]
     if not decodes:
         has_smaller = any(candidate.facts.can_decode for candidate in candidates)
         return Ways([], roomy, [], "too large for decode workers" if has_smaller else "no decode worker")
