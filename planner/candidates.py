@@ -12,18 +12,10 @@ from operator import attrgetter
 import msgspec
 
 from dynrt.planner.coefficients import Coefficients
-from dynrt.planner.cost import (
-    EQUAL_WITHIN,
-    Terms,
-    batch_ms,
-    exposed_transfer_ms,
-    queue_ms,
-    uncached_ms,
-)
+from dynrt.planner.cost import DECODE_HORIZON, EQUAL_WITHIN, Terms, exposed_transfer_ms
 from dynrt.planner.links import Links
 from dynrt.planner.load import Load
 from dynrt.planner.plan import Choice, WorkerFacts
-
 
 BY_LOCAL_SCORE = attrgetter("local_score_ms")
 BY_PREFILL_SCORE = attrgetter("prefill_score_ms")
@@ -86,32 +78,51 @@ def see_worker(
     hit_tokens: int,
     lot: float,
 ) -> Candidate:
-    """Price a worker for a prompt of which it holds `hit_tokens`; `lot` is drawn from [0, 1)."""
+    """Price a worker for a prompt of which it holds `hit_tokens`; `lot` is drawn from [0, 1).
+
+    The formulas are those of docs/planner.md, in one piece because every plan prices every worker.
+    """
     prompt_tokens = demand.prompt_tokens
     last_block_start = (prompt_tokens - 1) // facts.block_size * facts.block_size
     cached_tokens = hit_tokens if hit_tokens < last_block_start else last_block_start
-    uncached = uncached_ms(coefficients, prompt_tokens, cached_tokens)
-    waiting = queue_ms(coefficients, load, facts.capacity_tokens, prompt_tokens - cached_tokens)
-    compute = coefficients.step_ms + uncached
-    extra = demand.uncached_extra * uncached
-    extra += EQUAL_WITHIN * lot * (waiting + compute + extra)
-    batch = batch_ms(coefficients, load, prompt_tokens, demand.output_tokens)
-    interruption = uncached * load.decode_requests
-    score = waiting + compute + extra
+    uncached_tokens = prompt_tokens - cached_tokens
+    step_ms, token_ms = coefficients.step_ms, coefficients.prefill_token_ms
+    context_ms = coefficients.prefill_context_ms
+
+    uncached_context = uncached_tokens * (prompt_tokens + cached_tokens)  # n² - p²
+    uncached_ms = token_ms * uncached_tokens + context_ms * uncached_context
+    compute_ms = step_ms + uncached_ms
+
+    tokens_ms = token_ms * load.prefill_tokens
+    queue_ms = step_ms * load.prefill_requests + tokens_ms + context_ms * load.prefill_context
+    missing_tokens = load.held_tokens + uncached_tokens - facts.capacity_tokens
+    if missing_tokens > 0:  # what must be preempted to make room will be computed again
+        queue_ms += token_ms * missing_tokens
+
+    requests = load.decode_requests
+    request_ms, kv_token_ms = coefficients.decode_request_ms, coefficients.decode_kv_token_ms
+    its_delay_ms = request_ms * requests + kv_token_ms * load.decode_kv_tokens  # at each of its steps
+    their_delay_ms = requests * (request_ms + kv_token_ms * prompt_tokens)
+    batch_ms = min(demand.output_tokens, DECODE_HORIZON) * (its_delay_ms + their_delay_ms)
+    interruption_ms = uncached_ms * requests
+
+    extra_ms = demand.uncached_extra * uncached_ms
+    extra_ms += EQUAL_WITHIN * lot * (queue_ms + compute_ms + extra_ms)
+    score_ms = queue_ms + compute_ms + extra_ms
     return Candidate(
-        facts=facts,
-        hit_tokens=hit_tokens,
-        prefill_hit_tokens=cached_tokens,
-        queue_ms=waiting,
-        compute_ms=compute,
-        extra_ms=extra,
-        batch_ms=batch,
-        interruption_ms=interruption,
-        waiting_requests=load.prefill_requests,
-        lot=lot,
-        prefill_score_ms=score,
-        local_score_ms=score + batch + interruption,
-        decode_ms=batch + waiting,
+        facts,
+        hit_tokens,
+        cached_tokens,
+        queue_ms,
+        compute_ms,
+        extra_ms,
+        batch_ms,
+        interruption_ms,
+        load.prefill_requests,
+        lot,
+        prefill_score_ms=score_ms,
+        local_score_ms=score_ms + batch_ms + interruption_ms,
+        decode_ms=batch_ms + queue_ms,
     )
 
 

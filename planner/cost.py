@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from dynrt.planner.coefficients import Coefficients
-from dynrt.planner.load import Load
-
 UNCACHED_EXTRA = 7
 """k of `score_ms = expected_ms + k · uncached_ms`: uncached tokens count 8 times in all.
 
@@ -44,42 +41,6 @@ class Terms(msgspec.Struct, frozen=True):
             f"{name.removesuffix('_ms')} {getattr(self, name):.1f}" for name in self.__struct_fields__
         )
         return f"{self.expected_ms:.1f} ms ({parts})"
-
-
-def uncached_ms(coefficients: Coefficients, prompt_tokens: int, cached_tokens: int) -> float:
-    """a1·(n - p) + a2·(n² - p²): computing n tokens of which p are cached."""
-    linear = coefficients.prefill_token_ms * (prompt_tokens - cached_tokens)
-    return linear + coefficients.prefill_context_ms * (prompt_tokens**2 - cached_tokens**2)
-
-
-def queue_ms(coefficients: Coefficients, load: Load, capacity_tokens: int, new_tokens: int) -> float:
-    """Until the prompt tokens that wait on a worker are computed, and `new_tokens` have room in its KV cache.
-
-    What must be preempted to make room will be computed again.
-    """
-    waiting_ms = 0.0
-    if load.prefill_requests:
-        tokens_ms = coefficients.prefill_token_ms * load.prefill_tokens
-        context_ms = coefficients.prefill_context_ms * load.prefill_context
-        waiting_ms = coefficients.step_ms * load.prefill_requests + tokens_ms + context_ms
-    missing_tokens = load.held_tokens + new_tokens - capacity_tokens
-    if missing_tokens > 0:
-        waiting_ms += coefficients.prefill_token_ms * missing_tokens
-    return waiting_ms
-
-
-def batch_ms(coefficients: Coefficients, load: Load, kv_tokens: int, output_tokens: int) -> float:
-    """What a worker's decode batch and a request of `kv_tokens` that joins it cost each other.
-
-    The batch makes each of the request's steps longer, and the request each step of all others.
-    """
-    requests = load.decode_requests
-    if not requests:
-        return 0.0
-    request_ms, kv_token_ms = coefficients.decode_request_ms, coefficients.decode_kv_token_ms
-    its_delay = request_ms * requests + kv_token_ms * load.decode_kv_tokens
-    their_delay = requests * (request_ms + kv_token_ms * kv_tokens)
-    return min(output_tokens, DECODE_HORIZON) * (its_delay + their_delay)
 
 
 def exposed_transfer_ms(

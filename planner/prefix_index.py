@@ -13,9 +13,11 @@ import heapq
 from collections.abc import Generator
 from random import Random
 
+import msgspec
+
 from dynrt.planner.block_runs import BlockRuns, Run, ascending_runs, key_ranges
 from dynrt.planner.early_events import EarlyEvents
-from dynrt.planner.edge import Bits
+from dynrt.planner.edge import Bits, Edge
 from dynrt.planner.events import (
     ROOT,
     BlocksRemoved,
@@ -34,6 +36,14 @@ DEFAULT_LIMIT_BYTES = 256_000_000
 DRAWN_RUNS = 16  # of which the least recently used is dropped
 
 
+class _Expected(msgspec.Struct, frozen=True):
+    """A plan's whole blocks, from the beginning of its prompt."""
+
+    tree: RadixTree
+    edge: Edge  # the last block is on this edge or above it
+    count: int
+
+
 class _Worker:
     """One worker's part of the index."""
 
@@ -46,7 +56,7 @@ class _Worker:
         self.early: EarlyEvents | None = None  # not None: events are missing, a snapshot is awaited
         self.is_cut = False  # something was dropped at the memory bound: parents may be unknown
         self.runs = BlockRuns()
-        self.expected: dict[int, Run] = {}  # by handle
+        self.expected: dict[int, _Expected] = {}  # by handle
 
 
 class PrefixIndex:
@@ -265,7 +275,7 @@ class PrefixIndex:
         if count:
             tree = self._trees.get((salt, worker.block_size)) or self._add_tree(salt, worker.block_size)
             edge = tree.insert(tree.root, 0, prompt_ids[: count * block_bytes], worker.expected_bit)
-            worker.expected[handle] = Run(tree, ROOT, 0, count, edge)
+            worker.expected[handle] = _Expected(tree, edge, count)
             heapq.heappush(self._expiries, (expires_at, handle, name))
             self._memory.num_bytes += PLAN_BYTES
             if self._memory.num_bytes > self._limit_bytes:
@@ -277,20 +287,19 @@ class PrefixIndex:
         worker = self._workers.get(name)
         if worker is None or handle not in worker.expected:
             return
-        run = worker.expected.pop(handle)
+        expected = worker.expected.pop(handle)
         self._memory.num_bytes -= PLAN_BYTES
-        run.tree.drop(run.edge, run.first, run.live, worker.expected_bit)
-        if run.tree.is_empty:
-            self._drop_tree(run.tree)
+        tree = expected.tree
+        tree.drop(expected.edge, 0, (1 << expected.count) - 1, worker.expected_bit)
+        if not tree.root.children:
+            self._drop_tree(tree)
 
     def expire(self, now: float) -> None:
         """End the expectations whose time has come."""
-        while self._expiries and self._expiries[0][0] <= now:
-            self._expire_next()
-
-    def _expire_next(self) -> None:
-        _, handle, name = heapq.heappop(self._expiries)
-        self.withdraw(name, handle)
+        expiries = self._expiries
+        while expiries and expiries[0][0] <= now:
+            _, handle, name = heapq.heappop(expiries)
+            self.withdraw(name, handle)
 
     # --- the memory bound -----------------------------------------------------------------------------
 
@@ -301,7 +310,8 @@ class PrefixIndex:
             if holders:
                 self._drop_least_used(holders)
             elif self._expiries:
-                self._expire_next()
+                _, handle, name = heapq.heappop(self._expiries)
+                self.withdraw(name, handle)
             else:
                 return
 

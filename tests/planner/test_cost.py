@@ -6,52 +6,70 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynrt.planner.candidates import Candidate, Demand, see_worker
 from dynrt.planner.coefficients import Coefficients
-from dynrt.planner.cost import (
-    DECODE_HORIZON,
-    Terms,
-    batch_ms,
-    exposed_transfer_ms,
-    queue_ms,
-    uncached_ms,
-)
+from dynrt.planner.cost import DECODE_HORIZON, Terms, exposed_transfer_ms
 from dynrt.planner.links import ASSUMED_HANDOFF_MS, Links
 from dynrt.planner.load import Load
+from dynrt.planner.plan import WorkerFacts
 
 COSTS = Coefficients(
     step_ms=5, prefill_token_ms=0.5, prefill_context_ms=1e-4, decode_request_ms=0.1, decode_kv_token_ms=0.01
 )
 
 
+def seen(load: Load, prompt_tokens: int, hit_tokens: int = 0, output_tokens: int = 10) -> Candidate:
+    """A worker whose KV cache takes 5,000 tokens."""
+    facts = WorkerFacts("w", "both", 10, 8192, 1024, 4, num_blocks=500)
+    return see_worker(facts, load, COSTS, Demand(prompt_tokens, output_tokens, 7.0), hit_tokens, lot=0.0)
+
+
 def test_attention_to_a_cached_prefix_is_paid() -> None:
-    fresh = uncached_ms(COSTS, 1000, 0)
-    behind_prefix = uncached_ms(COSTS, 4000, 3000)
-    assert fresh == pytest.approx(500 + 100)
-    assert behind_prefix == pytest.approx(500 + 1e-4 * (4000**2 - 3000**2))
+    fresh, behind_prefix = seen(Load(10), 1000), seen(Load(10), 4000, hit_tokens=3000)
+    assert fresh.compute_ms == pytest.approx(5 + 500 + 100)
+    assert behind_prefix.compute_ms == pytest.approx(5 + 500 + 1e-4 * (4000**2 - 3000**2))
+
+
+def test_the_last_token_is_always_computed() -> None:
+    candidate = seen(Load(10), 1000, hit_tokens=1000)
+    assert (candidate.hit_tokens, candidate.prefill_hit_tokens) == (1000, 990)
+    assert candidate.compute_ms == pytest.approx(5 + 0.5 * 10 + 1e-4 * (1000**2 - 990**2))
 
 
 def test_the_queue_is_what_waits() -> None:
-    load = Load(16)
-    assert queue_ms(COSTS, load, 1000, 100) == 0
+    load = Load(10)
+    assert seen(load, 100).queue_ms == 0
     load.plan_prefill(b"a", 100, 100)
     load.plan_prefill(b"b", 100, 50)
-    waiting_ms = 2 * 5 + 0.5 * 150 + 1e-4 * (100**2 + 100**2 - 50**2)
-    assert queue_ms(COSTS, load, 1000, 100) == pytest.approx(waiting_ms)
+    assert seen(load, 100).queue_ms == pytest.approx(2 * 5 + 0.5 * 150 + 1e-4 * (100**2 + 100**2 - 50**2))
 
 
 def test_joining_a_batch_costs_both_sides() -> None:
-    load = Load(16)
-    assert batch_ms(COSTS, load, 1000, 10) == 0
+    load = Load(10)
+    assert seen(load, 1000).batch_ms == 0
     load.plan_decode(b"a", 200, 200)
-    assert batch_ms(COSTS, load, 1000, 10) == pytest.approx(10 * ((0.1 + 2) + (0.1 + 10)))
-    assert batch_ms(COSTS, load, 1000, 10**6) == batch_ms(COSTS, load, 1000, DECODE_HORIZON)
+    assert seen(load, 1000).batch_ms == pytest.approx(10 * ((0.1 + 2) + (0.1 + 10)))
+    at_horizon = seen(load, 1000, output_tokens=DECODE_HORIZON)
+    assert seen(load, 1000, output_tokens=10**6).batch_ms == at_horizon.batch_ms
 
 
 def test_what_does_not_fit_is_computed_again() -> None:
-    load = Load(16)
-    load.plan_decode(b"a", 900, 900)
-    assert queue_ms(COSTS, load, 1000, 100) == 0
-    assert queue_ms(COSTS, load, 1000, 140) == pytest.approx(0.5 * 40)
+    load = Load(10)
+    load.plan_decode(b"a", 4900, 4900)
+    assert seen(load, 100).queue_ms == 0
+    assert seen(load, 140).queue_ms == pytest.approx(0.5 * 40)
+
+
+def test_scores_are_sums_of_terms_in_which_the_uncached_time_counts_again() -> None:
+    load = Load(10)
+    load.plan_prefill(b"a", 100, 100)
+    load.plan_decode(b"a", 100, 100)
+    candidate = seen(load, 50)
+    uncached_ms = 0.5 * 50 + 1e-4 * 50**2
+    prefill_ms = candidate.queue_ms + 5 + 8 * uncached_ms
+    assert candidate.prefill_score_ms == pytest.approx(prefill_ms)
+    assert candidate.local_score_ms == pytest.approx(prefill_ms + candidate.batch_ms + uncached_ms)
+    assert candidate.decode_ms == pytest.approx(candidate.queue_ms + candidate.batch_ms)
 
 
 def test_a_fast_link_hides_everything() -> None:
