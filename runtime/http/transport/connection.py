@@ -7,13 +7,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from aiohttp import HttpVersion10
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import HttpProcessingError, HttpRequestParser, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.tcp_helpers import tcp_keepalive
-from multidict import CIMultiDict, CIMultiDictProxy
-from yarl import URL
 
 from dynrt.runtime.http.access_log import note_answer
 from dynrt.runtime.http.body import BrokenBodyError
@@ -21,24 +18,17 @@ from dynrt.runtime.http.endpoint import Endpoint
 from dynrt.runtime.http.envelope import refuse
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.response import Response, encode_response
-from dynrt.runtime.http.transport.faults import MAX_LINE_BYTES, told_of_fault
+from dynrt.runtime.http.transport.faults import MAX_LINE_BYTES, NO_REQUEST, told_of_fault
 from dynrt.runtime.http.transport.outflow import Outflow
 
 log = logging.getLogger("dynrt.http")
 
 KEEPALIVE_S = 75.0  # longer than clients keep a pooled connection, so that they are the ones to close it
 UNREAD_S = 60.0  # for a reader to take what is buffered for it, whatever kind of answer it is
-LINGER_S = (
-    10.0  # for the rest of a body that was refused: a client that cannot send it does not read the answer
-)
+LINGER_S = 10.0  # for the rest of a body that was refused: who cannot send it does not read the answer
 MAX_HEADERS = 128
 MAX_PIPELINED = 32  # requests that wait for their turn; then nothing more is read
 READ_BYTES = 2**18  # of a body ahead of its reader
-
-# What stands for a request that could not be parsed.
-NO_REQUEST = RawRequestMessage(
-    "UNKNOWN", "/", HttpVersion10, CIMultiDictProxy(CIMultiDict()), (), True, None, False, False, URL("/")
-)
 
 Answer = Callable[[Request], Awaitable[Response | None]]  # None: the answer was a stream, which is out
 Arrived = tuple[RawRequestMessage | HttpProcessingError, StreamReader]
@@ -87,7 +77,7 @@ class Connection(BaseProtocol):
             max_field_size=MAX_LINE_BYTES,
             max_headers=MAX_HEADERS,
             payload_exception=BrokenBodyError,
-            max_msg_queue_size=MAX_PIPELINED,
+            max_msg_queue_size=MAX_PIPELINED + 1,  # and the one that is being answered
         )
         super().__init__(loop, parser)
         self._endpoint = endpoint
@@ -231,19 +221,17 @@ class Connection(BaseProtocol):
         if isinstance(head, HttpProcessingError):
             self._answer_fault(head)
             return
-        self._parser.message_consumed()
-        if self._buffer_paused:
-            self._read_on()
         request = Request(head, body, self, self._endpoint)
         response = await self._answer(request)
         if response is not None:
             self.write(encode_response(request, response))
             if self._paused:
                 await self.drain()
-        if not body.is_eof() and not await self._has_read_off(body):
+        if not (body.is_eof() or await self._has_read_off(body)) or not request.keeps_alive:
             self._ends = True
-        if not request.keeps_alive:
-            self._ends = True
+        self._parser.message_consumed()
+        if self._buffer_paused:
+            self._read_on()
 
     def _answer_fault(self, fault: HttpProcessingError) -> None:
         self._ends = True

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from aiohttp.http import HttpProcessingError
+from aiohttp import HttpVersion10
+from aiohttp.http import HttpProcessingError, RawRequestMessage
 from aiohttp.http_exceptions import ContentEncodingError, InvalidURLError, LineTooLong
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from dynrt.runtime.errors import DynrtError, HeadersTooLargeError, InvalidRequestError
 from dynrt.runtime.http.body import unsupported_encoding
 
 MAX_LINE_BYTES = 8190  # of the request line, and of each header
+
+# What stands for a request that could not be parsed.
+NO_REQUEST = RawRequestMessage(
+    "UNKNOWN", "/", HttpVersion10, CIMultiDictProxy(CIMultiDict()), (), True, None, False, False, URL("/")
+)
 
 
 def told_of_fault(fault: HttpProcessingError) -> DynrtError:

@@ -75,6 +75,18 @@ async def test_more_pipelined_requests_than_wait_at_once_are_all_answered(connec
     assert [f"X-Request-Id: {(await connection.response())[1]['x-request-id']}" for _ in ids] == ids
 
 
+async def test_bodies_that_came_late_take_no_places_of_pipelined_requests(connect: Connect) -> None:
+    head, body = http_request(TEXT, text(), "Expect: 100-continue").split(b"\r\n\r\n")
+    connection = await connect()
+    for _ in range(MAX_PIPELINED + 2):
+        connection.send(head + b"\r\n\r\n")
+        await connection.until(b" 100 Continue\r\n\r\n")
+        connection.send(body)
+        assert (await connection.response())[0] == 200
+    connection.send(http_request(TEXT, text()) * 2)
+    assert [(await connection.response())[0] for _ in range(2)] == [200, 200]
+
+
 async def test_an_upgrade_is_not_taken_up_and_what_follows_is_http(connect: Connect) -> None:
     upgrade = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     connection = await connect()
