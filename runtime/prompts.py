@@ -24,7 +24,8 @@ from dynrt.runtime.errors import InvalidRequestError, ModelLoadError
 from dynrt.runtime.final_message import up_to_mark, with_marked_end
 from dynrt.runtime.messages import pack_ids, unpack_ids
 from dynrt.runtime.requests import TokenizerInfo
-from dynrt.runtime.token_cache import TokenCache, cutter
+from dynrt.runtime.token_cache import TokenCache
+from dynrt.runtime.token_cuts import cuts_of
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads of its own help no batch of one
 
@@ -42,7 +43,7 @@ class PromptEncoder:
         self._special_tokens = special_tokens
         self._control_tokens = ControlTokens(tokenizer)
         self._bos = _bos_that_is_added(tokenizer, special_tokens)
-        self._cache = TokenCache(partial(self._ids, add_special_tokens=False), cutter(tokenizer))
+        self._cache = TokenCache(partial(self._ids, add_special_tokens=False), cuts_of(tokenizer))
 
     @classmethod
     def from_dir(cls, model_dir: str | Path, *, now: Callable[[], datetime] = datetime.now) -> PromptEncoder:

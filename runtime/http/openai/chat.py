@@ -31,7 +31,7 @@ from dynrt.runtime.http.serve import Job, make_job, serve, shown
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """What the chat template is given."""
+    """What the chat template is given, checked."""
 
     messages: list[dict[str, Any]]
     options: TemplateOptions

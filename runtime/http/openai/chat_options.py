@@ -36,7 +36,7 @@ class TemplateOptions(msgspec.Struct, frozen=True):
 
 
 class ChatOptions(msgspec.Struct, frozen=True):
-    """`logprobs`: how many alternatives are to be told with each token; None: no log probabilities."""
+    """All of it. `logprobs`: how many alternatives are to be told with each token; None: no log probabilities."""
 
     template: TemplateOptions
     logprobs: int | None
