@@ -74,7 +74,7 @@ class Grammar(msgspec.Struct, frozen=True):
     spec: str = ""
 
 
-class SamplingParams(msgspec.Struct, frozen=True):
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tokens are chosen and when to stop; validated at the door, complete when it reaches an engine."""
 
     max_tokens: int
@@ -137,7 +137,7 @@ class Unknown(msgspec.Struct, frozen=True, tag=True):
     """This runtime does not know the sender: drop what an earlier runtime asked for, and register."""
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Run a request. `output_ids` were generated before (by another worker): go on behind them.
 
     purpose "generate": prefill and decode here. "prefill": sample one token, keep the KV for the handoff
@@ -267,7 +267,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
         return len(self.text) + self.frame_chars
 
 
-class EngineLoad(msgspec.Struct, frozen=True):
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     """A worker's load after a step."""
 
     waiting_requests: int = 0
@@ -278,7 +278,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     preemptions_total: int = 0
 
 
-class StepTiming(msgspec.Struct, frozen=True):
+class StepTiming(msgspec.Struct, frozen=True, array_like=True):
     """One step, for the planner's coefficients."""
 
     duration_s: float
