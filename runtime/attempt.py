@@ -89,7 +89,10 @@ class Attempt:
             return 0
         delta = arrival.delta
         self.has_begun = True
-        self._note_times(arrival)
+        if self.computes(arrival):
+            self.times.computed_at = None if arrival.timing is None else arrival.timing.ended_at
+        elif self.times.first_step is None:
+            self.times.first_step = arrival.timing
         if delta.finish_reason == "error":
             self.fail(_engines_error(delta))
             return 0
@@ -115,13 +118,6 @@ class Attempt:
             arrival = self._about_the_prompt(arrival)
         self._arrivals.append(arrival)
         self._tell()
-
-    def _note_times(self, arrival: Arrival) -> None:
-        times = self.times
-        if self.computes(arrival):
-            times.computed_at = None if arrival.timing is None else arrival.timing.ended_at
-        elif times.first_step is None:
-            times.first_step = arrival.timing
 
     def _about_the_prompt(self, arrival: Arrival) -> Arrival:
         """With what only the step that computed the prompt could tell: whoever goes on found it computed."""

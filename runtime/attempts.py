@@ -172,9 +172,17 @@ class Attempts:
 
     def request_ended(self, life: RequestLife, trace: Trace | None, failure: Exception | None) -> None:
         """Account for an open request; who has read the last output may well not ask for more."""
-        outcome: RequestOutcome = "cancelled" if failure is None else "failed"
         self.open_requests -= 1
-        ended = _ended(life, outcome if life.finish_reason is None else "finished", self._now())
+        unfinished: RequestOutcome = "cancelled" if failure is None else "failed"
+        ended = EndedRequest(
+            unfinished if life.finish_reason is None else "finished",
+            life.finish_reason,
+            life.times,
+            self._now(),
+            prompt_tokens=len(life.request.prompt_ids) // 4,
+            output_tokens=len(life.passage.output_ids),
+            max_tokens=life.sampling.max_tokens,
+        )
         self._metrics.requests.ended(ended)
         if trace is not None:
             trace.end(ended, failure)
@@ -316,15 +324,3 @@ def _note_prefill(stage: StageTimes, worker: Worker, arrival: Arrival, ended_at:
     admitted_at = arrival.delta.admitted_at if worker.is_here else None
     stage.admitted_at = ended_at - step_s if admitted_at is None else admitted_at
     stage.computed_at = ended_at
-
-
-def _ended(life: RequestLife, outcome: RequestOutcome, ended_at: float) -> EndedRequest:
-    return EndedRequest(
-        outcome,
-        life.finish_reason,
-        life.times,
-        ended_at,
-        prompt_tokens=len(life.request.prompt_ids) // 4,
-        output_tokens=len(life.passage.output_ids),
-        max_tokens=life.sampling.max_tokens,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable
 from typing import Literal, Protocol
@@ -19,7 +20,6 @@ from dynrt.runtime.messages import (
     SamplingParams,
     Submit,
     ToEngine,
-    TokenDelta,
     TokenLogprob,
     pack_ids,
 )
@@ -99,7 +99,7 @@ class RequestLife:
         self._no_worker_wait_s = no_worker_wait_s
         self._attempt: Attempt | None = None
         self._num_attempts = 0
-        self._next_epoch = 0
+        self._epochs = itertools.count()
         self._reason = ""  # why the last attempt failed
         self._excluded: frozenset[str] = frozenset()  # workers lost with it
         self._without_room: frozenset[str] = frozenset()  # decode workers, for the prompt computed last
@@ -166,7 +166,7 @@ class RequestLife:
         passage = self.passage
         return Attempt(
             self.key,
-            self._new_epoch(),
+            next(self._epochs),
             route.prefill,
             route.decode,
             passage.chars_sent,
@@ -175,16 +175,12 @@ class RequestLife:
             passage,
         )
 
-    def _new_epoch(self) -> int:
-        self._next_epoch += 1
-        return self._next_epoch - 1
-
     async def _move_on(self, held: Attempt) -> Attempt:
         """To another decode worker, or on the prefill worker itself, which has the KV of all of the prompt."""
         self._without_room |= {held.decode}
         route = await self._placement.plan_move(self, held, self._without_room)
         is_local = route.decode == held.prefill
-        attempt = self._attempt_on(route) if is_local else held.moved(self._new_epoch(), route.decode)
+        attempt = self._attempt_on(route) if is_local else held.moved(next(self._epochs), route.decode)
         attempt.inherit(held)
         self._placement.move_attempt(held, attempt)
         self._placement.tell(attempt.decode, self._submit(attempt, "generate" if is_local else "reserve"))
@@ -204,15 +200,14 @@ class RequestLife:
                 await self._placement.wait_for_change(deadline - now)
 
     def _submit(self, attempt: Attempt, purpose: Purpose) -> Submit:
+        num_sent = attempt.outputs_sent
         return Submit(
             key=attempt.key,
             epoch=attempt.epoch,
             purpose=purpose,
             prompt_ids=self.request.prompt_ids,
             sampling=self.sampling,
-            output_ids=pack_ids(self.passage.output_ids[: attempt.outputs_sent])
-            if attempt.outputs_sent
-            else b"",
+            output_ids=pack_ids(self.passage.output_ids[:num_sent]) if num_sent else b"",
             chars_emitted=attempt.chars_sent,
             salt=self.request.salt,
             lease_s=LEASE_S,
@@ -232,14 +227,15 @@ class RequestLife:
                 self._placement.prompt_seen(num_tokens, delta.cached_tokens)
             passage.note(delta)
         self.finish_reason = arrivals[-1].delta.finish_reason
-        return _output([arrival.delta for arrival in arrivals], self.cached_tokens or 0)
+        return _output(arrivals, self.cached_tokens or 0)
 
 
-def _output(deltas: list[TokenDelta], cached_tokens: int) -> GenerateOutput:
+def _output(arrivals: list[Arrival], cached_tokens: int) -> GenerateOutput:
     """All of them as one; nearly always there is just one."""
-    first, last = deltas[0], deltas[-1]
+    first, last = arrivals[0].delta, arrivals[-1].delta
     token_ids, text, frames, logprobs = first.token_ids, first.text, first.frames, first.logprobs
-    if len(deltas) > 1:
+    if len(arrivals) > 1:
+        deltas = [arrival.delta for arrival in arrivals]
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         text = "".join([delta.text for delta in deltas])
         frames = b"".join([delta.frames for delta in deltas])

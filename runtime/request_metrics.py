@@ -140,8 +140,8 @@ class RequestMetrics:
 
     def ended(self, request: EndedRequest) -> None:
         """Latencies and sizes are those of finished requests: others would tell how patient clients are."""
-        self._by_outcome[request.outcome].inc()
-        self._by_end[request.finish_reason or request.outcome].inc()
+        self._by_outcome[request.outcome].value += 1
+        self._by_end[request.finish_reason or request.outcome].value += 1
         if request.outcome == "finished":
             self._finished(request)
 

@@ -15,6 +15,7 @@ import msgspec
 from dynrt.engines.token_bytes import TokenBytes
 from dynrt.planner.admission import AdmissionLimits
 from dynrt.planner.planner import Planner
+from dynrt.runtime.attempts import Attempts
 from dynrt.runtime.channel import Channel
 from dynrt.runtime.config import RuntimeConfig, check_config
 from dynrt.runtime.errors import (
@@ -231,7 +232,7 @@ class Runtime:
         """
         self._admit(request)
         attempts = self._assembled.attempts
-        life, trace = self._begin(request, sink)
+        life, trace = self._begin(request, sink, attempts)
         failure: Exception | None = None
         attempts.open_requests += 1
         try:
@@ -248,7 +249,9 @@ class Runtime:
             life.close()
             attempts.request_ended(life, trace, failure)
 
-    def _begin(self, request: GenerateRequest, sink: FrameSink | None) -> tuple[RequestLife, Trace | None]:
+    def _begin(
+        self, request: GenerateRequest, sink: FrameSink | None, attempts: Attempts
+    ) -> tuple[RequestLife, Trace | None]:
         config, now = self._config, asyncio.get_running_loop().time()
         key = self._random.randbytes(16)
         if not request.request_id or not request.model:
@@ -263,7 +266,7 @@ class Runtime:
             request,
             self._sampling(request),
             request.local_prefill or config.local_prefill,
-            self._assembled.attempts,
+            attempts,
             sink if request.frame is not None else None,
             began_at=now,
             max_attempts=config.max_attempts,
