@@ -56,7 +56,9 @@ class EventFormatter(logging.Formatter):
         where = record.name.removeprefix("dynrt.")
         line = f"{clock}.{int(record.msecs):03d} {record.levelname} {where}: {record.getMessage()}"
         for name, value in _fields(record).items():
-            line += f" {name}={_show(value)}"
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            misleads = " " in text or not text.isprintable()
+            line += f" {name}={text!r}" if misleads else f" {name}={text}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -98,13 +100,6 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 def _clock(second: int) -> str:
     """Local time; asked for once in a second of many lines."""
     return time.strftime("%H:%M:%S", time.localtime(second))
-
-
-def _show(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = str(value)
-    return repr(text) if " " in text or not text.isprintable() else text
 
 
 def set_up_logs(wanted: LogFormat | None = None) -> None:

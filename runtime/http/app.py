@@ -49,7 +49,7 @@ PATHS = frozenset(path for _, path in ROUTES) - {models.MODEL_ROUTE}
 async def answer(request: Request) -> Response | None:
     """What `request` gets, whatever comes of it; noted once it is known. None: it was a stream, which is out."""
     started_s = asyncio.get_running_loop().time()
-    request.route = _route_of(request.path)
+    request.route = request.path if request.path in PATHS else _other_route(request.path)
     status = CLIENT_LEFT_STATUS
     try:
         handler = _handler_of(request)
@@ -83,9 +83,7 @@ async def _allow_preflight(request: Request) -> Response:
     return Response(status=204)
 
 
-def _route_of(path: str) -> str:
-    if path in PATHS:
-        return path
+def _other_route(path: str) -> str:
     names_model = path.startswith(models.MODEL_PREFIX) and path != models.MODEL_PREFIX
     return models.MODEL_ROUTE if names_model else NO_ROUTE
 

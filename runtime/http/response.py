@@ -32,7 +32,9 @@ def json_response(body: msgspec.Struct) -> Response:
 
 def encode_response(request: Request, response: Response) -> bytes:
     """`response` as it goes out, with the headers that all have."""
-    own = "".join([f"{name}: {value}\r\n" for name, value in response.headers.items()])
+    own = ""
+    for name, value in response.headers.items():
+        own += f"{name}: {value}\r\n"
     if response.status not in _WITHOUT_BODY:
         own += f"Content-Type: {response.media_type}\r\nContent-Length: {len(response.body)}\r\n"
     head = encode_head(request, response.status, own)

@@ -136,15 +136,17 @@ def _framed(job: Job) -> list[GenerateRequest]:
 
 
 async def _collect(job: Job, backend: Backend, record: RequestRecord) -> Response:
-    outputs_of_job = _outputs_of_one if len(job.requests) == 1 else _outputs_of_all
-    whole = [joined(parts) for parts in await outputs_of_job(job, backend, record)]
-    scored = [output for output in whole if output.logprobs or output.prompt_logprobs]
-    if scored:  # thousands of entries take long
+    outputs_of_job = _output_of_one if len(job.requests) == 1 else _outputs_of_all
+    whole = await outputs_of_job(job, backend, record)
+    sampling = job.requests[0].sampling
+    if (
+        sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    ):  # thousands of entries take long
         return await asyncio.to_thread(lambda: json_response(job.reply.whole(whole, record.usage())))
     return json_response(job.reply.whole(whole, record.usage()))
 
 
-async def _outputs_of_one(job: Job, backend: Backend, record: RequestRecord) -> list[list[GenerateOutput]]:
+async def _output_of_one(job: Job, backend: Backend, record: RequestRecord) -> list[GenerateOutput]:
     """As `_outputs_of_all`, without what several choices need: most requests have one."""
     parts = []
     outputs = backend.generate(job.requests[0])
@@ -152,17 +154,16 @@ async def _outputs_of_one(job: Job, backend: Backend, record: RequestRecord) -> 
         async for output in outputs:
             told = without_token(output) if job.only_echo else output
             record.count(told, 0)
-            finish_word(told)
             parts.append(told)
             if told.finish_reason is not None:
-                return [parts]
+                return [joined(parts)]
     finally:
         await outputs.aclose()
     raise unfinished()
 
 
-async def _outputs_of_all(job: Job, backend: Backend, record: RequestRecord) -> list[list[GenerateOutput]]:
-    """All outputs of each choice."""
+async def _outputs_of_all(job: Job, backend: Backend, record: RequestRecord) -> list[GenerateOutput]:
+    """What each choice came to."""
     of_choices: list[list[GenerateOutput]] = [[] for _ in job.requests]
     async with outputs_of(backend, job.requests, job.choices_per_prompt) as outputs:
         async for index, output in outputs:
@@ -170,7 +171,7 @@ async def _outputs_of_all(job: Job, backend: Backend, record: RequestRecord) -> 
             record.count(told, index // job.choices_per_prompt)
             finish_word(told)  # a choice that failed fails the request at once
             of_choices[index].append(told)
-    return of_choices
+    return [joined(parts) for parts in of_choices]
 
 
 async def _stream(job: Job, backend: Backend, record: RequestRecord, events: EventStream) -> None:

@@ -195,22 +195,19 @@ class Connection(BaseProtocol):
     async def _serve(self) -> None:
         try:
             while not self._ends:
-                if self._arrived:
-                    await self._answer_next()
+                if not self._arrived:
+                    self._idle_since_s = self._loop.time()
+                    self._arrival = self._loop.create_future()
+                    await self._arrival
+                    self._arrival = None
                 else:
-                    await self._next_arrival()
+                    await self._answer_next()
         except ClientLeftError:
             pass
         except Exception:
             log.exception("a connection failed")
         finally:
             self._close_transport()
-
-    async def _next_arrival(self) -> None:
-        self._idle_since_s = self._loop.time()
-        self._arrival = self._loop.create_future()
-        await self._arrival
-        self._arrival = None
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
