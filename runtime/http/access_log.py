@@ -7,7 +7,7 @@ import logging
 
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.request_record import RequestRecord
-from dynrt.runtime.logs import FrequentRecord, trace_fields
+from dynrt.runtime.logs import tell, trace_fields
 
 log = logging.getLogger("dynrt.http")
 
@@ -15,14 +15,12 @@ QUIET_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics"})
 CLIENT_LEFT_STATUS = 499  # nginx's number for a client that closed before it was answered; never sent
 MAX_PATH_CHARS = 200
 
-_EVENT = logging.LogRecord(log.name, logging.INFO, __file__, 0, "request", (), None)
-
 
 def note_answer(request: Request, status: int, started_s: float) -> None:
     """Count and log `request`, which came at `started_s` in the loop's time."""
     request.endpoint.http_counter.answered(request.route, status)
     if request.path not in QUIET_PATHS and log.isEnabledFor(logging.INFO):
-        log.handle(FrequentRecord(_EVENT, _fields(request, status, started_s)))
+        tell(log, "request", _fields(request, status, started_s))
 
 
 def status_of_cut_off(record: RequestRecord) -> int:

@@ -10,6 +10,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from dynrt.runtime.logs import EventFormatter, JsonFormatter
 
 
@@ -80,3 +82,22 @@ def test_processes_that_are_started_log_alike() -> None:
         [sys.executable, "-c", LOGS_IN_A_CHILD, "json"], capture_output=True, text=True, check=True
     ).stderr.splitlines()
     assert [json.loads(line)["msg"] for line in told] == ["up", "up"]
+
+
+FREQUENT_AND_OTHER = """
+import logging, sys
+from dynrt.runtime.logs import set_up_logs, tell
+set_up_logs(sys.argv[1])
+log, fields = logging.getLogger("dynrt.http"), {"path": "/a b", "status": 200, "ttft_s": 0.12345678}
+log.info("request", extra=fields)
+tell(log, "request", fields)
+"""
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_frequent_events_look_like_others(format: str) -> None:
+    other, frequent = subprocess.run(
+        [sys.executable, "-c", FREQUENT_AND_OTHER, format], capture_output=True, text=True, check=True
+    ).stderr.splitlines()
+    behind_the_time = other.index("INFO")
+    assert frequent[behind_the_time:] == other[behind_the_time:] and "/a b" in frequent
