@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from aiohttp import hdrs
 
@@ -17,6 +18,7 @@ from dynrt.runtime.http.openai import chat, completions
 from dynrt.runtime.http.request import Request
 from dynrt.runtime.http.response import Response
 from dynrt.runtime.http.responses import endpoint as responses
+from dynrt.runtime.http.transport.connection import ClientLeftError
 from dynrt.runtime.http_counts import NO_ROUTE
 
 Handler = Callable[[Request], Awaitable[Response | None]]  # None: the answer was a stream, which is out
@@ -111,4 +113,5 @@ def _ask_for_body(request: Request) -> None:
     if request.method == "POST":
         check_headers(request.headers)
     if request.is_http_1_1 and request.headers[hdrs.EXPECT].lower() == "100-continue":
-        request.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        with suppress(ClientLeftError):  # which cancels this task in a moment
+            request.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")

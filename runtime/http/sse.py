@@ -1,6 +1,6 @@
 """One response of server-sent events: held back until its first event, pinged while silent, cut if not read.
 
-Each event is one write: those that may wait to the transport, ready ones into the stream's outflow.
+Each event is one write: of the task that reads the outputs, or, of ready ones, of whoever brings them to the outflow.
 """
 
 from __future__ import annotations
