@@ -8,7 +8,7 @@ from dynrt.runtime.errors import ContextLengthError, InvalidRequestError
 from dynrt.runtime.messages import unpack_ids
 from dynrt.runtime.requests import GenerateRequest, ModelCard
 
-FEW_TOKENS = 256  # looked through by the time that numpy has begun; of many, it does 200 at a time
+FEW_TOKENS = 96  # looked through by the time that numpy has begun; of many, it does 200 at a time
 
 
 def check_prompt(request: GenerateRequest, card: ModelCard) -> None:
