@@ -40,7 +40,10 @@ class EventHandler(logging.StreamHandler[TextIO]):
 
     def tell(self, logger: str, message: str, fields: Mapping[str, object]) -> None:
         """Of level INFO, without a record."""
-        self._write(self._line(time.time(), "INFO", logger, message, fields))
+        try:
+            self._write(self._line(time.time(), "INFO", logger, message, fields))
+        except Exception:
+            self.handleError(logging.makeLogRecord({"name": logger, "msg": message}))
 
     def _write(self, line: str) -> None:
         assert self.lock is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynrt.runtime.logs import EventFormatter, JsonFormatter
+from dynrt.runtime.logs import EventFormatter, EventHandler, JsonFormatter
 
 
 def formatted(
@@ -82,6 +83,14 @@ def test_processes_that_are_started_log_alike() -> None:
         [sys.executable, "-c", LOGS_IN_A_CHILD, "json"], capture_output=True, text=True, check=True
     ).stderr.splitlines()
     assert [json.loads(line)["msg"] for line in told] == ["up", "up"]
+
+
+def test_whoever_logs_is_not_told_that_nobody_reads() -> None:
+    broken = io.StringIO()
+    broken.close()
+    handler = EventHandler(broken, EventFormatter())
+    handler.tell("dynrt.http", "request", {"status": 200})
+    assert handler.handle(logging.makeLogRecord({"msg": "request"}))
 
 
 FREQUENT_AND_OTHER = """
