@@ -55,8 +55,10 @@ class Candidate(msgspec.Struct, frozen=True):
 
     def local_choice(self) -> Choice:
         """Prefill and decode here."""
-        terms = Terms(self.queue_ms, self.compute_ms, 0.0, 0.0, self.batch_ms + self.interruption_ms)
-        name, hit_tokens, expected_ms = self.facts.id, self.prefill_hit_tokens, terms.expected_ms
+        decode_ms = self.batch_ms + self.interruption_ms
+        terms = Terms(self.queue_ms, self.compute_ms, 0.0, 0.0, decode_ms)
+        expected_ms = self.queue_ms + self.compute_ms + decode_ms
+        name, hit_tokens = self.facts.id, self.prefill_hit_tokens
         score_ms = expected_ms + self.extra_ms
         return Choice("local", name, name, hit_tokens, hit_tokens, terms, expected_ms, score_ms)
 

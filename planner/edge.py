@@ -34,8 +34,8 @@ class Edge:
         self.children: dict[bytes, Edge] | None = None  # by their first block's tokens
         self.full: Bits = 0  # who holds all of this edge's blocks
         self.partial: dict[Bits, Blocks] | None = None  # who holds only some: these
-        # How often blocks are held more than once: in binary, the blocks whose counts have a 1 in the i-th place.
-        self.repeats: dict[Bits, list[Blocks]] | None = None
+        # Who holds which blocks more than once: sets of blocks, and how often each is held beside the first time.
+        self.repeats: dict[Bits, dict[Blocks, int]] | None = None
         self.num_records = 0  # entries of `partial` and `repeats`, for what they take of memory
         self.used = 0  # when it was last matched or stored, on the index's own clock
 
@@ -50,7 +50,7 @@ class Edge:
         before = self.num_records
         held = self.held_by(bit)
         if held & blocks:
-            self._repeat(bit, held & blocks)
+            self.repeat(bit, held & blocks)
         if blocks & ~held:
             self.set_held(bit, held | blocks)
         return self.num_records - before
@@ -85,33 +85,38 @@ class Edge:
         elif self.partial and self.partial.pop(bit, 0):
             self.num_records -= 1
 
-    def _repeat(self, bit: Bits, blocks: Blocks) -> None:
-        """Count each of these blocks once more: 1 is added to all their counts together, and carried."""
+    def repeat(self, bit: Bits, blocks: Blocks, times: int = 1) -> None:
+        """Holder `bit`, which has these blocks, has them so many times more."""
         if self.repeats is None:
             self.repeats = {}
-        planes = self.repeats.setdefault(bit, [])
-        for place, plane in enumerate(planes):
-            planes[place] = plane ^ blocks
-            blocks &= plane
-            if not blocks:
-                return
-        planes.append(blocks)
-        self.num_records += 1
+        counts = self.repeats.setdefault(bit, {})
+        self.num_records += blocks not in counts
+        counts[blocks] = counts.get(blocks, 0) + times
 
     def _unrepeat(self, bit: Bits, blocks: Blocks) -> Blocks:
-        """Count each of these blocks that is held repeatedly once less; returns the others."""
+        """Take one holding off each of these blocks that has several; returns those that have but one."""
         assert self.repeats is not None
-        planes = self.repeats.get(bit, [])
-        repeated = 0
-        for plane in planes:
-            repeated |= plane
-        borrow = blocks & repeated
-        for place, plane in enumerate(planes):
-            planes[place] = plane ^ borrow
-            borrow &= ~plane
-        while planes and not planes[-1]:
-            planes.pop()
-            self.num_records -= 1
-        if not planes:
-            self.repeats.pop(bit, None)
-        return blocks & ~repeated
+        counts = self.repeats.get(bit)
+        if counts is None:
+            return blocks
+        for repeated in (
+            (blocks,) if blocks in counts else tuple(counts)
+        ):  # what came together mostly goes together
+            taken = repeated & blocks
+            if taken:
+                blocks ^= taken
+                self._repeat_less(bit, repeated)
+                if taken != repeated:
+                    self.repeat(bit, repeated ^ taken)
+        return blocks
+
+    def _repeat_less(self, bit: Bits, blocks: Blocks) -> None:
+        assert self.repeats is not None
+        counts = self.repeats[bit]
+        if counts[blocks] > 1:
+            counts[blocks] -= 1
+            return
+        del counts[blocks]
+        self.num_records -= 1
+        if not counts:
+            del self.repeats[bit]

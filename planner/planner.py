@@ -148,7 +148,8 @@ class Planner:
         choices = self._choices(request, demand, ways)
         if not choices:
             return refusal([*ways.prefills, *ways.locals], self._limits)
-        plan = _plan(choices, demand.prompt_tokens, ways.reason)
+        runner_up = choices[1] if len(choices) > 1 else None
+        plan = _plan(choices[0], runner_up, demand.prompt_tokens, ways.reason)
         self._count(request, plan, now)
         return plan
 
@@ -215,7 +216,8 @@ class Planner:
         (docs/planner.md says why).
         """
         limits = NO_LIMITS if request.is_admitted else self._limits
-        remote = local = []
+        remote: list[Choice] = []
+        local: list[Choice] = []
         if ways.prefills:
             prefills = within_limits(ways.prefills, limits)
             remote = best_remote(prefills, ways.decodes, self._links, demand.prompt_tokens)
@@ -237,8 +239,7 @@ class Planner:
         self._open[key] = _Open(prefill, decode, on_prefill, on_decode)
 
 
-def _plan(choices: list[Choice], prompt_tokens: int, reason: str) -> Plan:
-    best = choices[0]
+def _plan(best: Choice, runner_up: Choice | None, prompt_tokens: int, reason: str) -> Plan:
     return Plan(
         best.kind,
         best.prefill,
@@ -250,7 +251,7 @@ def _plan(choices: list[Choice], prompt_tokens: int, reason: str) -> Plan:
         best.score_ms,
         prompt_tokens,
         reason,
-        choices[1] if len(choices) > 1 else None,
+        runner_up,
     )
 
 

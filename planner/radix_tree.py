@@ -231,16 +231,9 @@ def _divide_holdings(upper: Edge, lower: Edge, at: int) -> None:
     for bit, held in partial.items():
         upper.set_held(bit, held & first_blocks)
         lower.set_held(bit, held >> at)
-    for bit, planes in repeats.items():
-        _set_repeats(upper, bit, [plane & first_blocks for plane in planes])
-        _set_repeats(lower, bit, [plane >> at for plane in planes])
-
-
-def _set_repeats(edge: Edge, bit: Bits, planes: list[Blocks]) -> None:
-    while planes and not planes[-1]:
-        planes.pop()
-    if planes:
-        if edge.repeats is None:
-            edge.repeats = {}
-        edge.repeats[bit] = planes
-        edge.num_records += len(planes)
+    for bit, counts in repeats.items():
+        for blocks, times in counts.items():
+            if blocks & first_blocks:
+                upper.repeat(bit, blocks & first_blocks, times)
+            if blocks >> at:
+                lower.repeat(bit, blocks >> at, times)
