@@ -16,6 +16,7 @@ PRIOR_WEIGHT = 1e-5  # with steps that scatter by 10 %, a prior that may be off 
 LEARN_ALL = 64  # steps of a kind, of those with prefill and those without; later ones are alike
 LEARN_EVERY = 4  # of them: a sample takes the runtime's event loop 15 µs
 REFIT_EVERY = 8  # samples, after the first 8
+ROUNDING = 1e-15  # of sums of numbers up to 1
 PASS_ON_EVERY = 256  # samples of all workers between updates of everybody's prior
 
 
@@ -199,16 +200,23 @@ def _solve_nonnegative(matrix: list[list[float]], vector: list[float]) -> list[f
 
 
 def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """Gaussian elimination of a symmetric positive definite system, which needs no pivoting."""
+    """Gaussian elimination of a symmetric positive definite system of unit diagonal, which needs no pivoting.
+
+    An unknown that only rounding tells apart from those before it is zero.
+    """
     size = len(vector)
     rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
     for pivot in range(size):
+        if rows[pivot][pivot] < ROUNDING:
+            continue
         for below in range(pivot + 1, size):
             factor = rows[below][pivot] / rows[pivot][pivot]
             if factor:
                 rows[below] = [a - factor * b for a, b in zip(rows[below], rows[pivot], strict=True)]
     solution = [0.0] * size
     for index in reversed(range(size)):
+        if rows[index][index] < ROUNDING:
+            continue
         known = sum(rows[index][j] * solution[j] for j in range(index + 1, size))
         solution[index] = (rows[index][size] - known) / rows[index][index]
     return solution
