@@ -209,25 +209,24 @@ class Attempt:
         return self.pull is not None and self.times.first_step is None
 
     async def read(self) -> list[Arrival]:
-        """Everything that arrived since the last read, at least one. Raises what the attempt failed with."""
+        """Everything that arrived since the last read, at least one. Raises what the attempt failed with.
+
+        Once decode has begun, what need not be read passes while nothing else waits.
+        """
         if self._failure is None and (not self._arrivals or self._awaits_prefill):
-            await self._news()
+            if self.times.first_step is not None and not self._arrivals:
+                self.passage.open(self.epoch)
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+                self.passage.close()
         if not self._arrivals:
             assert self._failure is not None, "news without arrival or failure"
             raise self._failure
         arrivals, self._arrivals = self._arrivals, []
         return arrivals
-
-    async def _news(self) -> None:
-        """Until there is something to be read; what need not be read passes meanwhile, once decode has begun."""
-        if self.times.first_step is not None and not self._arrivals:
-            self.passage.open(self.epoch)
-        self._reader = asyncio.get_running_loop().create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
-            self.passage.close()
 
 
 def _engines_error(delta: TokenDelta) -> DynrtError:

@@ -146,7 +146,10 @@ class RequestLife:
         if self._num_attempts == self._max_attempts:
             raise WorkerLostError(f"gave up after {self._max_attempts} attempts: {self._reason}")
         self._num_attempts += 1
-        route = await self._plan()
+        try:
+            route = await self._placement.plan(self, self._excluded)
+        except NoWorkerError as failure:
+            route = await self._plan_later(failure)
         self.is_admitted = True
         self._without_room = frozenset()
         attempt = self._attempt_on(route)
@@ -186,18 +189,17 @@ class RequestLife:
         self._placement.tell(attempt.decode, self._submit(attempt, "generate" if is_local else "reserve"))
         return attempt
 
-    async def _plan(self) -> Route:
+    async def _plan_later(self, failure: NoWorkerError) -> Route:
         """Waits a moment for a worker that is being restarted."""
-        deadline: float | None = None
-        while True:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._no_worker_wait_s
+        while (left_s := deadline - loop.time()) > 0:
+            await self._placement.wait_for_change(left_s)
             try:
                 return await self._placement.plan(self, self._excluded)
-            except NoWorkerError:
-                now = asyncio.get_running_loop().time()
-                deadline = now + self._no_worker_wait_s if deadline is None else deadline
-                if now >= deadline:
-                    raise
-                await self._placement.wait_for_change(deadline - now)
+            except NoWorkerError as again:
+                failure = again
+        raise failure
 
     def _submit(self, attempt: Attempt, purpose: Purpose) -> Submit:
         num_sent = attempt.outputs_sent
