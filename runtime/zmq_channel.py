@@ -33,6 +33,7 @@ AT_ONCE = int(zmq.NOBLOCK)
 MORE_AT_ONCE = int(zmq.NOBLOCK | zmq.SNDMORE)
 READABLE = int(zmq.POLLIN)
 
+Buffer = bytes | memoryview
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
@@ -40,7 +41,7 @@ Received = TypeVar("Received")
 class ZmqRouter(Generic[Sent, Received]):
     """See Channel. `ipc://` needs no keys; `tcp://` is encrypted, and its address carries the server's public key."""
 
-    def __init__(self, decode: Callable[[bytes], Received], address: str | None = None) -> None:
+    def __init__(self, decode: Callable[[Buffer], Received], address: str | None = None) -> None:
         self._decode = decode
         self._requested = address
         self._address = ""
@@ -164,11 +165,14 @@ class ZmqRouter(Generic[Sent, Received]):
         socket = self._socket
         for _ in range(DRAIN_BATCH):
             try:
-                identity, payload = socket.recv(AT_ONCE), socket.recv(AT_ONCE)
+                # A frame knows whether another one follows; to ask the socket for that takes longer than to read.
+                identity, frame = socket.recv(AT_ONCE), socket.recv(AT_ONCE, copy=False)
+                payload: Buffer = frame.buffer
+                while frame.more:
+                    frame = socket.recv(AT_ONCE, copy=False)
+                    payload = b"".join((payload, frame.buffer))
             except zmq.Again:
                 return
-            while socket.getsockopt(zmq.RCVMORE):
-                payload += socket.recv(AT_ONCE)
             self._receive(identity, payload)
             if not self._is_readable():
                 return
@@ -178,7 +182,7 @@ class ZmqRouter(Generic[Sent, Received]):
         """Cheaper than to read in vain."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & READABLE)
 
-    def _receive(self, identity: bytes, payload: bytes) -> None:
+    def _receive(self, identity: bytes, payload: Buffer) -> None:
         incarnation = identity.decode(errors="replace").removesuffix(HEARTBEAT_SUFFIX)
         try:
             message = self._decode(payload)
