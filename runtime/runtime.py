@@ -6,7 +6,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -179,12 +179,12 @@ class Runtime:
     def metrics_text(self) -> bytes:
         return b"" if self._parts is None else self._parts.dispatcher.metrics_text()
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Coroutine[Any, Any, bytes]:
         """Token ids of `text`, packed."""
         self._check_up()
-        return await self._tokenizing.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenizing.encode(text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(
+    def encode_chat(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -192,10 +192,10 @@ class Runtime:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         template_kwargs: dict[str, Any] | None = None,
-    ) -> bytes:
+    ) -> Coroutine[Any, Any, bytes]:
         """Token ids of a chat behind the model's template, packed."""
         self._check_up()
-        return await self._tokenizing.encode_chat(
+        return self._tokenizing.encode_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -203,15 +203,15 @@ class Runtime:
             template_kwargs=template_kwargs,
         )
 
-    async def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: bytes, *, skip_special_tokens: bool = True) -> Coroutine[Any, Any, str]:
         """The text of packed ids."""
         self._check_up()
-        return await self._tokenizing.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return self._tokenizing.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    async def token_names(self, token_ids: bytes) -> list[str]:
+    def token_names(self, token_ids: bytes) -> Coroutine[Any, Any, list[str]]:
         """Each of packed ids as the vocabulary spells it."""
         self._check_up()
-        return await self._tokenizing.token_names(token_ids)
+        return self._tokenizing.token_names(token_ids)
 
     def tokenizer_info(self) -> TokenizerInfo:
         """What a client must know to prepare prompts itself."""
