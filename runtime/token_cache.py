@@ -19,7 +19,9 @@ MOST_WORD_CHARS = (
     24  # words are also control tokens, and what templates write beside them, such as "assistant\n"
 )
 WORDS_LIMIT = 16384
-MOST_NEW_WORDS = 8  # in one text: each is tokenized by itself, which takes twice as long as within the text
+MOST_NEW_WORDS = (
+    8  # in one text, or one in so many: each is tokenized by itself, which takes more than twice as long
+)
 MOST_TEXT_CHARS = 1 << 15  # longer ones are not cut into words: for 1 ms, no other thread would run
 
 
@@ -70,10 +72,10 @@ class TokenCache:
             return pack_ids(self._tokenize(text))
         known, words = self._words.get, cut(text)
         new = [word for word in words if known(word) is None]
-        if len(new) <= MOST_NEW_WORDS:
+        if len(new) <= max(MOST_NEW_WORDS, len(words) // MOST_NEW_WORDS):
             return b"".join([known(word) or self._of_new_word(word) for word in words])
-        for word in new[:MOST_NEW_WORDS]:
-            self._of_new_word(word)
+        for word in [word for word in new if len(word) <= MOST_WORD_CHARS][:MOST_NEW_WORDS]:
+            self._of_new_word(word)  # so that such texts come to be known
         return pack_ids(self._tokenize(text))
 
     def _of_new_word(self, word: str) -> bytes:

@@ -23,22 +23,23 @@ _LOCAL_STEPS = {"ByteLevel", "Digits", "Split"}
 # normalizers that change no ASCII text
 _OF_OTHER_TEXT = {"NFC", "NFD", "NFKC", "NFKD"}
 
-# How pre-tokens are matched, as by GPT-2's expression: a match has no space but as its first character or in a run of
-# white space, and none looks back. So where a space is between a character that is no white space and a letter, a match
-# ends before the space and the next begins with it, whatever text is around.
+# Pre-tokens of ASCII text end behind the last letter of a row: no expression for them goes on from letters to anything
+# else. They end before a space with a letter behind it: a match has a space as its first character, or in a run of
+# white space, which leaves its last space to the letter. All expressions look ahead only, and only whether there is
+# more white space or none; to them the end of a word is as that space.
+_WORD = re.compile(r" ?[A-Za-z]+|[^A-Za-z]+?(?= [A-Za-z])|[^A-Za-z]+[A-Za-z]*")
 _LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace("{1,3}", "")
-_BETWEEN_WORDS = re.compile(r"(?<=\S)(?= [A-Za-z])")
 
 
 class Cuts(msgspec.Struct, frozen=True):
     """What cuts a text into parts, of which some may be empty. None: it cannot be cut so."""
 
     at_control_tokens: Cut | None = None  # before and behind each
-    between_words: Cut | None = None  # of ASCII text without control tokens
+    between_words: Cut | None = None  # for ASCII text without control tokens
 
 
 def cuts_of(tokenizer: Tokenizer) -> Cuts:
@@ -51,7 +52,7 @@ def cuts_of(tokenizer: Tokenizer) -> Cuts:
     if not names:
         return Cuts()
     at_names = re.compile(f"({'|'.join(map(re.escape, names))})").split
-    return Cuts(at_names, _BETWEEN_WORDS.split if _has_words(spec) else None)
+    return Cuts(at_names, _WORD.findall if _has_words(spec) else None)
 
 
 def _is_local(spec: dict[str, Any]) -> bool:
@@ -70,6 +71,7 @@ def _has_words(spec: dict[str, Any]) -> bool:
     return (
         any(map(_ends_words, steps))
         and all(step["type"] != "Split" or _ends_words(step) for step in steps)
+        and not any(step.get("add_prefix_space") for step in steps)
         and all(map(_keeps_ascii, _steps(spec, "normalizer", "normalizers")))
         and not any(token["normalized"] and " " in token["content"] for token in spec["added_tokens"])
     )
