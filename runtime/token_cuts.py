@@ -73,7 +73,7 @@ def _has_words(spec: dict[str, Any]) -> bool:
         and all(step["type"] != "Split" or _ends_words(step) for step in steps)
         and not any(step.get("add_prefix_space") for step in steps)
         and all(map(_keeps_ascii, _steps(spec, "normalizer", "normalizers")))
-        and not any(token["normalized"] and " " in token["content"] for token in spec["added_tokens"])
+        and not any(token["normalized"] for token in spec["added_tokens"])
     )
 
 

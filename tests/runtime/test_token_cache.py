@@ -32,7 +32,7 @@ def byte_level(
     split: str = "",
     use_regex: bool = True,
     first_step: pre_tokenizers.PreTokenizer | None = None,
-    words: tuple[str, ...] = ("cat", "cat<|"),
+    words: tuple[str, ...] = (),
 ) -> Tokenizer:
     """`words`: added tokens that are found in normalized text, within a stretch."""
     tokenizer = Tokenizer(models.BPE())
@@ -57,7 +57,7 @@ WITH_WORDS = {
     "qwen-2": byte_level(split=QWEN_2),
 }
 WITHOUT_WORDS = {
-    "added words": byte_level(words=("cat sat",)),
+    "added words": byte_level(words=("cat sat", "t<|")),
     "no words": byte_level(use_regex=False),
     "prefix space": byte_level(prefix_space=True),
     "other words": byte_level(split=r"\s\w\s|.", use_regex=True),
