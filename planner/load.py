@@ -32,10 +32,7 @@ class _Decode(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """One worker's load. Every update is idempotent; without open requests everything is exactly zero.
-
-    All that a plan looks at is a plain number, since plans look at every worker.
-    """
+    """One worker's load. Every update is idempotent; without open requests everything is exactly zero."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -45,11 +42,21 @@ class Load:
         self.prefill_tokens = 0  # prompt tokens to be computed, waiting and running
         self.prefill_context = 0  # Σ(end² - start²) of the prompt tokens to be computed
         self.decode_requests = 0  # that decode here or will, once their prefill is done
-        self.decode_kv_tokens = 0  # tokens of KV that a decode step attends to
-        self.held_tokens = 0  # tokens of KV that cannot be evicted, a shared prefix counted once
         self._kv_tokens = self._new_kv_tokens = 0  # sums over _decodes
-        self._reported_decode_kv_tokens = 0
+        self._reported_kv_tokens = 0  # that a decode step attends to
         self._reported_held_tokens = 0
+
+    @property
+    def decode_kv_tokens(self) -> int:
+        """Tokens of KV that a decode step attends to."""
+        own, reported = self._kv_tokens, self._reported_kv_tokens
+        return own if own > reported else reported
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of KV that cannot be evicted, a shared prefix counted once."""
+        own, reported = self.prefill_tokens + self._new_kv_tokens, self._reported_held_tokens
+        return own if own > reported else reported
 
     def plan_prefill(self, key: bytes, prompt_tokens: int, uncached_tokens: int) -> None:
         assert 0 <= uncached_tokens <= prompt_tokens, (uncached_tokens, prompt_tokens)
@@ -57,25 +64,28 @@ class Load:
             self.end_prefill(key)
         context = prompt_tokens**2 - (prompt_tokens - uncached_tokens) ** 2
         self._prefills[key] = _Prefill(prompt_tokens, uncached_tokens, context)
+        self.prefill_requests += 1
         self.prefill_tokens += uncached_tokens
         self.prefill_context += context
-        self._sum_up()
 
     def plan_decode(self, key: bytes, kv_tokens: int, new_kv_tokens: int) -> None:
         if key in self._decodes:
             self._end_decode(key)
         self._decodes[key] = _Decode(kv_tokens, new_kv_tokens)
+        self.decode_requests += 1
         self._kv_tokens += kv_tokens
         self._new_kv_tokens += new_kv_tokens
-        self._sum_up()
 
     def end_prefill(self, key: bytes) -> None:
         """The request's first token is here, or its prefill is off."""
         prefill = self._prefills.pop(key, None)
-        if prefill is not None:
-            self.prefill_tokens -= prefill.left
-            self.prefill_context -= prefill.context
-            self._sum_up()
+        if prefill is None:
+            return
+        self.prefill_requests -= 1
+        self.prefill_tokens -= prefill.left
+        self.prefill_context -= prefill.context
+        if not self._prefills:
+            self._forget_reports()
 
     def end(self, key: bytes) -> None:
         """The request is over on this worker."""
@@ -88,10 +98,11 @@ class Load:
         """The worker's own count after a step, and what that computed; `timing` is None if it computed nothing."""
         self._reported_held_tokens = report.blocks_active * self._block_size
         if timing is not None:
-            self._reported_decode_kv_tokens = timing.decode_kv_tokens
+            self._reported_kv_tokens = timing.decode_kv_tokens
             if timing.prefill_tokens:
                 self._work_off(timing.prefill_tokens)
-        self._sum_up()
+        if not self._decodes:
+            self._forget_reports()
 
     def _work_off(self, computed_tokens: int) -> None:
         """So many prompt tokens: the oldest requests', since prefill is first come, first served."""
@@ -109,22 +120,15 @@ class Load:
 
     def _end_decode(self, key: bytes) -> None:
         decode = self._decodes.pop(key)
+        self.decode_requests -= 1
         self._kv_tokens -= decode.kv_tokens
         self._new_kv_tokens -= decode.new_kv_tokens
-        self._sum_up()
-
-    def _sum_up(self) -> None:
-        """The larger of what is reported and the own tally.
-
-        Reports lag behind, and an idle worker sends none that could correct the last one: it is forgotten.
-        """
-        self.prefill_requests = len(self._prefills)
-        self.decode_requests = len(self._decodes)
         if not self._decodes:
-            self._reported_decode_kv_tokens = 0
+            self._forget_reports()
+
+    def _forget_reports(self) -> None:
+        """Reports lag behind, and an idle worker sends none that could correct the last one."""
+        if not self._decodes:
+            self._reported_kv_tokens = 0
             if not self._prefills:
                 self._reported_held_tokens = 0
-        own, reported = self._kv_tokens, self._reported_decode_kv_tokens
-        self.decode_kv_tokens = own if own > reported else reported
-        own, reported = self.prefill_tokens + self._new_kv_tokens, self._reported_held_tokens
-        self.held_tokens = own if own > reported else reported
