@@ -13,7 +13,7 @@ PlanKind = Literal["remote", "local"]
 RefusalKind = Literal["no_worker", "too_long", "too_slow", "queues_full", "no_room"]
 
 
-class WorkerFacts(msgspec.Struct, frozen=True, dict=True):
+class WorkerFacts(msgspec.Struct, frozen=True, dict=True):  # dict: for what follows from the facts
     """What the planner must know of a worker's incarnation. Sizes are those of all ranks together."""
 
     id: str
