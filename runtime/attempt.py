@@ -181,6 +181,8 @@ class Attempt:
         """Read after everything that arrived before."""
         if self._failure is None:
             self._failure = failure
+            if self._awaits_prefill:
+                self._prefill_has_told()
         self._tell()
 
     def _tell(self) -> None:

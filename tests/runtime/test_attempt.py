@@ -113,6 +113,13 @@ async def test_decodes_tokens_do_not_wait_for_a_prefill_worker_that_is_lost() ->
     assert [one.delta.token_ids for one in await attempt.read()] == [[7]]
 
 
+async def test_a_decode_worker_lost_meanwhile_does_not_tell_what_was_handed_to_it_as_cached() -> None:
+    attempt = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
+    attempt.arrive(Arrival(TokenDelta(KEY, 3, [7], "", cached_tokens=30), "d", None))
+    attempt.worker_lost("d", "it was killed")
+    assert [(one.delta.token_ids, one.delta.cached_tokens) for one in await attempt.read()] == [([7], None)]
+
+
 def pulling() -> Attempt:
     attempt = Attempt(KEY, 3, "p", "d", 10, first_token_from="decode")
     prompt_ids, sampling = pack_ids(range(32)), SamplingParams(max_tokens=4)

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sim_engine import Harm, next_token
 from sim_world import Fault, SimWorld, ask, request_for, served
@@ -86,6 +86,9 @@ def test_its_requests_survive_an_engine(tiny_model_dir: Path, role: str, point: 
         min_size=1,
         max_size=2,
     ),
+)
+@example(
+    seed=135, faults=[Fault("prefill", "write posted", "hang", 6), Fault("decode", "step begins", "crash", 2)]
 )
 def test_its_requests_survive_several_faults(tiny_model_dir: Path, seed: int, faults: list[Fault]) -> None:
     async def main() -> None:
