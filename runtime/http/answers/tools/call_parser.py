@@ -94,13 +94,15 @@ class CallParser:
                 self._end_call()
 
     def _call_list(self) -> Reading[None]:
-        """[call, …]"""
+        """[call, …]: one at least, as a list of none is no call."""
         yield from self._tape.read_while(SPACE)
         yield from expect(self._tape, "[")
         is_first = True
         while (yield from another(self._tape, "]", is_first=is_first)):
             yield from self._call_object()
             is_first = False
+        if is_first:
+            raise Malformed
         self._tape.take()
 
     def _call_object(self) -> Reading[None]:

@@ -176,6 +176,7 @@ def test_without_a_call_the_text_stays_as_it_is(parts: list[str], format_index: 
         '{"answer": 42}',
         '{"name": ["add"], "parameters": {}}',
         "[TOOL_CALLS][1, 2]",
+        "[TOOL_CALLS][]",
         '<|python_tag|>brave_search.call(query="x")',
         "<tool_call>\n<function=add>\n</function>\n</tool_call>",
     ],
