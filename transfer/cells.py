@@ -40,13 +40,15 @@ def cell_rows(addresses: Sequence[int], cells: Slice, device: int) -> npt.NDArra
 
 def cell_indices(cells: Slice, units: UnitRange, piece_ids: Sequence[int]) -> npt.NDArray[np.int32]:
     """Where these pieces' cells, in the layers of `units`, stand in a `cell_rows` list; NIXL merges neighbours."""
-    ids = np.asarray(piece_ids, dtype=np.int32)
-    num_pieces, num_blocks = np.int32(cells.pieces_per_block), np.int32(cells.num_blocks)
-    assert ids.min() >= 0 and ids.max() < num_blocks * num_pieces, f"pieces {ids.min()} to {ids.max()}"
-    layers = np.arange(units.first_layer, units.first_layer + units.num_layers, dtype=np.int32)[:, None]
-    num_cells = np.int32(len(cells.cell_offsets))
-    if num_pieces == num_cells == 1:  # whole blocks
-        return np.ravel(layers * num_blocks + ids)
-    blocks, pieces = np.divmod(ids, num_pieces)
-    firsts = (layers * num_pieces + pieces) * num_cells * num_blocks + blocks
-    return np.ravel(firsts[:, :, None] + np.arange(num_cells, dtype=np.int32) * num_blocks)
+    num_pieces, num_blocks, num_cells = cells.pieces_per_block, cells.num_blocks, len(cells.cell_offsets)
+    first, last = min(piece_ids), max(piece_ids)
+    assert first >= 0 and last < num_blocks * num_pieces, f"pieces {first} to {last}"
+    ids = np.array(piece_ids, dtype=np.int32)
+    layer_rows = num_pieces * num_cells * num_blocks
+    begin, end = units.first_layer * layer_rows, (units.first_layer + units.num_layers) * layer_rows
+    layers = np.arange(begin, end, layer_rows, dtype=np.int32)
+    if num_pieces == num_cells == 1:  # whole blocks: few calls, as this is done for every write
+        return np.add.outer(layers, ids).ravel()
+    blocks, pieces = np.divmod(ids, np.int32(num_pieces))
+    firsts = np.add.outer(layers, pieces * np.int32(num_cells * num_blocks) + blocks)
+    return np.add.outer(firsts, np.arange(0, num_cells * num_blocks, num_blocks, dtype=np.int32)).ravel()

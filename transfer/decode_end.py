@@ -71,6 +71,12 @@ class _Handoff:
         """Every unit was counted: nothing of this handoff can be in flight."""
         return self.units.missing == 0
 
+    @property
+    def awaits_last_layer(self) -> bool:
+        """Or as much of others."""
+        layer_units = len(self.mapping.routes) * len(self.piece_ids)
+        return self.state is DecodeState.RECEIVING and 0 < self.units.missing <= layer_units
+
 
 class ReadChecksum(Protocol):
     """What lies in a route's part of a piece of a layer now."""
@@ -102,6 +108,7 @@ class DecodeEnd:
         self._ended: BoundedDict[HandoffId, Literal["committed", "drained"]] = BoundedDict(TOMBSTONES)
         self._dead_peers: BoundedDict[str, None] = BoundedDict(DEAD_PEERS)
         self._early_tokens: BoundedDict[HandoffId, FirstToken] = BoundedDict(EARLY_FIRST_TOKENS)
+        self.awaits_last_layer = False  # of some handoff, when it was polled last
 
     @property
     def num_open(self) -> int:
@@ -222,6 +229,7 @@ class DecodeEnd:
     def polled(self, now: float) -> list[DecodeEffect]:
         """NIXL was polled and all that it brought was passed to `notified`."""
         effects: list[DecodeEffect] = []
+        self.awaits_last_layer = any(handoff.awaits_last_layer for handoff in self._open.values())
         for handoff in list(self._open.values()):
             if handoff.state is DecodeState.FENCED:
                 effects += self._polled_fenced(handoff, now)

@@ -39,6 +39,7 @@ from dynrt.transfer.trace import TransferTrace
 log = logging.getLogger("dynrt.transfer")
 
 POLL_S = 0.2e-3  # while something can arrive: over TCP no byte lands unless the receiver polls
+LAST_POLL_S = 50e-6  # while a request waits for its last layer: what that takes longer is exposed
 FIRST_POLL_S = 20e-6  # after a post or news of the runtime: over shared memory a small write ends as fast
 CONNECT_POLL_S = 50e-3
 WATCH_S = 0.25  # between looks for stalled writes and broken connections
@@ -190,6 +191,8 @@ class TransferThread:
         if wait_s > POLL_S:
             self._sleep(wait_s)
         elif wait_s > 0:
+            longest_s = LAST_POLL_S if self._decode.awaits_last_layer else POLL_S
+            self._poll_s = min(self._poll_s, longest_s)
             time.sleep(self._poll_s)
             self._poll_s = min(2 * self._poll_s, POLL_S)
 

@@ -97,6 +97,20 @@ def test_a_full_hit_commits_on_the_first_token_alone() -> None:
     assert end.first_token(TOKEN) == [Tell(Committed(*ID, received_at=1.0, host="here")), COMMIT]
 
 
+def test_whether_a_last_layer_is_awaited_is_known_at_each_poll() -> None:
+    end = decode_end()
+
+    def is_awaited() -> bool:
+        assert end.polled(now=2.0) == []
+        return end.awaits_last_layer
+
+    assert not is_awaited(), "nothing has come"
+    end.notified(HALF, now=2.0)
+    assert is_awaited()
+    end.notified(ALL, now=2.0)
+    assert not is_awaited(), "all is there, and only a token to come"
+
+
 def test_a_first_token_before_the_reservation_is_kept() -> None:
     end = idle_end()
     assert end.first_token(TOKEN) == []
