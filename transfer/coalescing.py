@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EMPTY_WRITE_S = 100e-6  # the prior: what a write without bytes costs; NIXL over loopback, Python included
-WAKE_S = 0.2e-3  # what a write costs beside its post: waking the thread, and the interpreter that it takes from compute
+WAKE_S = 0.1e-3  # what a write costs beside its post: waking the thread, and the interpreter that it takes from compute
 MAX_LAYER_GAP_S = 1.0  # a longer pause between two layers is a stalled process, not a layer
 
 SLACK_SHARE = 0.25  # of the time that is left of a layer behind its KV: it varies
