@@ -257,9 +257,9 @@ class ControlThread:
     def _to_message(self, news: News | FromEngine) -> FromEngine:
         match news:
             case StepDone(output, cache):
-                deltas = self._replies.deltas(output.tokens)
+                deltas, texts = self._replies.tell(output.tokens)
                 self._note_finished(deltas)
-                return StepReport(deltas, output.load, output.timing, cache)
+                return StepReport(deltas, output.load, output.timing, cache, texts)
             case StatusSeen():
                 return self._status(news)
             case Sent() | Quiesced() | Drained() | ReserveRefused():

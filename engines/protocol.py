@@ -93,6 +93,16 @@ class Token(msgspec.Struct, frozen=True):
     admitted_at: float | None = None  # with it: time.monotonic() when its prompt's first step began
     kv_transfer_params: bytes = b""  # as in TokenDelta
 
+    @property
+    def is_plain(self) -> bool:
+        """It is not the first of its request here, and nothing else was asked about it."""
+        return (
+            self.cached_tokens is None
+            and self.logprob is None
+            and self.prompt_logprobs is None
+            and not self.kv_transfer_params
+        )
+
 
 class StepOutput(msgspec.Struct, frozen=True):
     """What one step brought."""

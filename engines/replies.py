@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from dynrt.engines.protocol import Token
 from dynrt.engines.text import TextStream
 from dynrt.runtime.logs import trace_fields
-from dynrt.runtime.messages import FinishReason, Submit, TokenDelta, unpack_ids
+from dynrt.runtime.messages import FinishReason, Submit, TextDelta, TokenDelta, unpack_ids
 from dynrt.transfer.events import HandoffId
 
 log = logging.getLogger("dynrt.engine")
@@ -47,16 +47,34 @@ class Replies:
     def close_all(self) -> None:
         self._open.clear()
 
-    def deltas(self, tokens: Sequence[Token]) -> list[TokenDelta]:
-        """Tokens of requests that are closed here (cancelled, or stopped by their text) are left out."""
-        return [self._delta(token) for token in tokens if (token.key, token.epoch) in self._open]
+    def tell(self, tokens: Sequence[Token]) -> tuple[list[TokenDelta], list[TextDelta]]:
+        """What a step's report says of these tokens.
 
-    def _delta(self, token: Token) -> TokenDelta:
-        submit, stream = self._open[token.key, token.epoch]
+        Tokens of requests that are closed here (cancelled, or stopped by their text) are left out.
+        """
+        deltas: list[TokenDelta] = []
+        texts: list[TextDelta] = []
+        told: set[HandoffId] = set()  # by `deltas`, which come after `texts`
+        for token in tokens:
+            request = token.key, token.epoch
+            if request not in self._open:
+                continue
+            delta = self._delta(token, request)
+            if isinstance(delta, TokenDelta):
+                deltas.append(delta)
+                told.add(request)
+            elif request in told:
+                deltas.append(delta.whole())
+            else:
+                texts.append(delta)
+        return deltas, texts
+
+    def _delta(self, token: Token, request: HandoffId) -> TokenDelta | TextDelta:
+        submit, stream = self._open[request]
         is_failure = token.finish_reason == "error"
         delta = self._failed(token, submit) if is_failure else self._worded(token, submit, stream)
-        if delta.finish_reason is not None or submit.purpose == "prefill":
-            self.close(token.key, token.epoch)
+        if isinstance(delta, TokenDelta) and (delta.finish_reason is not None or submit.purpose == "prefill"):
+            self.close(*request)
         return delta
 
     def _failed(self, token: Token, submit: Submit) -> TokenDelta:
@@ -72,7 +90,7 @@ class Replies:
             is_refusal=token.is_refusal,
         )
 
-    def _worded(self, token: Token, submit: Submit, stream: TextStream) -> TokenDelta:
+    def _worded(self, token: Token, submit: Submit, stream: TextStream) -> TokenDelta | TextDelta:
         hidden = token.finish_reason == "stop" and not submit.sampling.include_stop_str_in_output
         piece = stream.push([] if hidden else [token.token_id])
         text = piece.text
@@ -83,6 +101,10 @@ class Replies:
         elif finish is not None:
             text += stream.finish()
         frame = submit.frame
+        frames = frame.around(text) if frame is not None and text else b""
+        frame_chars = len(text) if frame is not None else 0
+        if frame is not None and finish is None and token.is_plain and submit.purpose != "prefill":
+            return TextDelta(token.key, token.epoch, token.token_id, frames, frame_chars)
         return TokenDelta(
             token.key,
             token.epoch,
@@ -93,8 +115,8 @@ class Replies:
             token.cached_tokens,
             logprobs=None if token.logprob is None else [token.logprob],
             prompt_logprobs=token.prompt_logprobs,
-            frames=frame.around(text) if frame is not None and text else b"",
-            frame_chars=len(text) if frame is not None else 0,
+            frames=frames,
+            frame_chars=frame_chars,
             admitted_at=token.admitted_at,
             kv_transfer_params=token.kv_transfer_params,
         )

@@ -267,6 +267,25 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
         return len(self.text) + self.frame_chars
 
 
+class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A TokenDelta that says nothing but one token's text as an event: what most steps add to most streams.
+
+    It has few fields because reading it is most of what a step's report costs.
+    """
+
+    key: bytes
+    epoch: int
+    token_id: int
+    frames: bytes
+    frame_chars: int
+
+    def whole(self) -> TokenDelta:
+        """The same with all fields."""
+        return TokenDelta(
+            self.key, self.epoch, [self.token_id], "", frames=self.frames, frame_chars=self.frame_chars
+        )
+
+
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
     """A worker's load after a step."""
 
@@ -290,12 +309,13 @@ class StepTiming(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """One message per engine step: the results of all its requests."""
+    """One message per engine step: the results of all its requests. What is in `texts` came before `deltas`."""
 
     deltas: list[TokenDelta]
     load: EngineLoad
     timing: StepTiming | None
     cache: CacheEvents | None = None
+    texts: list[TextDelta] = []
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 
-from dynrt.runtime.messages import TokenDelta
+from dynrt.runtime.messages import TextDelta, TokenDelta
 from dynrt.runtime.request_times import RequestTimes
 from dynrt.runtime.requests import FrameSink
 
@@ -42,15 +42,10 @@ class Passage:
         self.output_ids.extend(delta.token_ids)
         self.chars_sent += delta.num_chars
 
-    def take(self, delta: TokenDelta) -> bool:
-        """Send `delta` past the reader; False if it must be read: not open, more than text, or a sink that is full."""
-        if (
-            delta.epoch != self._open_to
-            or delta.finish_reason is not None
-            or delta.cached_tokens is not None
-            or not self._sink.take(delta.frames, delta.token_ids)  # type: ignore[union-attr]  # it is open
-        ):
+    def take(self, delta: TextDelta) -> bool:
+        """Send `delta` past the reader; False if it must be read: not open, or a sink that is full."""
+        if delta.epoch != self._open_to or not self._sink.take(delta.frames, delta.token_id):  # type: ignore[union-attr]  # it is open
             return False
-        self.output_ids.fromlist(delta.token_ids)
-        self.chars_sent += delta.frame_chars  # all of its text
+        self.output_ids.append(delta.token_id)
+        self.chars_sent += delta.frame_chars
         return True

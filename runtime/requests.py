@@ -44,8 +44,11 @@ class GenerateOutput(msgspec.Struct, frozen=True):
 class FrameSink(Protocol):
     """Where a request's events may go at once, past the generator of its outputs."""
 
-    def take(self, frames: bytes, token_ids: list[int]) -> bool:
-        """Called only while the generator is awaited. False: not now; they come out of the generator instead."""
+    def take(self, frames: bytes, token_id: int) -> bool:
+        """The events of one more token; called only while the generator is awaited.
+
+        False: not now; they come out of the generator instead.
+        """
         ...
 
 

@@ -58,7 +58,8 @@ class _TextThread(threading.Thread):
 
     def run(self) -> None:
         while (output := self.steps.get()) is not None:
-            encode(StepReport(self._replies.deltas(output.tokens), output.load, output.timing))
+            deltas, texts = self._replies.tell(output.tokens)
+            encode(StepReport(deltas, output.load, output.timing, texts=texts))
 
 
 def measure(model: Path, pairs: int) -> DecodeSteps:

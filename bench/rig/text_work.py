@@ -48,5 +48,6 @@ def _token_s(tokenizer: Tokenizer, frame: Frame | None) -> float:
     steps = [[Token(key, 0, draw.randrange(100, 40_000)) for key in keys] for _ in range(STEPS)]
     began = time.thread_time()
     for tokens in steps:
-        encode(StepReport(replies.deltas(tokens), EngineLoad(), None))
+        deltas, texts = replies.tell(tokens)
+        encode(StepReport(deltas, EngineLoad(), None, texts=texts))
     return (time.thread_time() - began) / (STREAMS * STEPS)

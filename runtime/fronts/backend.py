@@ -109,7 +109,7 @@ class _News:
             is_awaited
             and _is_events(item)
             and self._sink is not None
-            and self._sink.take(item.frames, item.token_ids)
+            and self._sink.take(item.frames, item.token_id)
         ):
             return
         self._items.append(item)
@@ -138,4 +138,4 @@ def _output(item: Item) -> GenerateOutput:
     """Raises the DynrtError that a failure stands for."""
     if item.failure is not None:
         raise item.failure.error()
-    return item.output or GenerateOutput(item.token_ids, "", frames=item.frames)
+    return item.output or GenerateOutput([item.token_id], "", frames=item.frames)

@@ -100,7 +100,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     frames: bytes = b""
-    token_ids: list[int] = []
+    token_id: int = 0  # behind events
     output: GenerateOutput | None = None
     failure: Failure | None = None
 

@@ -122,6 +122,6 @@ class _Sink:
         self._session = session
         self._number = number
 
-    def take(self, frames: bytes, token_ids: list[int]) -> bool:
-        self._session.put(Item(self._number, frames, token_ids))
+    def take(self, frames: bytes, token_id: int) -> bool:
+        self._session.put(Item(self._number, frames, token_id))
         return True

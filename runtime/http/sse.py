@@ -150,8 +150,8 @@ class EventStream:
         if self._waits and silent_s >= STALL_S:
             self._cut()
             return
-        if not self._waits and silent_s >= PING_S:
-            self.outflow.take(PING, [])
+        if not self._waits and silent_s >= PING_S and self.outflow.is_ready:
+            self.outflow.write(self.outflow.framed(PING))
         self._look_later()
 
     def _cut(self) -> None:

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_text import END, byte_level, ids
 
 from dynrt.engines.protocol import Token
 from dynrt.engines.replies import Replies
-from dynrt.runtime.messages import Frame, Purpose, SamplingParams, Submit, pack_ids
+from dynrt.runtime.messages import (
+    FinishReason,
+    Frame,
+    Purpose,
+    SamplingParams,
+    Submit,
+    TextDelta,
+    TokenDelta,
+    pack_ids,
+)
 
 KEY = b"k" * 16
+FRAME = Frame(b'data: {"text":', b"}\n\n")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -24,14 +37,28 @@ def open_reply(purpose: Purpose = "generate", sent: str = "", **sampling: Any) -
     return replies
 
 
+def open_framed(sent: str = "", key: bytes = KEY, replies: Replies | None = None) -> Replies:
+    """One more request, whose text goes out as events."""
+    replies = Replies(byte_level()) if replies is None else replies
+    submit = Submit(key, 0, "generate", pack_ids(ids("prompt")), SamplingParams(99), frame=FRAME)
+    replies.open(submit, ids(sent), len(sent))
+    return replies
+
+
 def tokens(text: str, **last: Any) -> list[Token]:
     *most, end = [Token(KEY, 0, token_id) for token_id in ids(text)]
     return [*most, Token(end.key, end.epoch, end.token_id, **last)]
 
 
+def told_by(replies: Replies, pushed: list[Token]) -> list[TokenDelta]:
+    """What one step says, in order."""
+    deltas, texts = replies.tell(pushed)
+    return [text.whole() for text in texts] + deltas
+
+
 def run(replies: Replies, pushed: list[Token]) -> list[tuple[str, str | None, str | int | None]]:
     """Each delta's text, finish and stop reason, one step per token."""
-    deltas = [delta for token in pushed for delta in replies.deltas([token])]
+    deltas = [delta for token in pushed for delta in told_by(replies, [token])]
     return [(delta.text, delta.finish_reason, delta.stop_reason) for delta in deltas]
 
 
@@ -65,27 +92,27 @@ def test_an_unfinished_stop_string_is_shown_at_the_end() -> None:
 def test_a_stop_token_is_counted_but_shown_only_if_asked(include: bool) -> None:
     replies = open_reply(include_stop_str_in_output=include)
     token = Token(KEY, 0, ids("!")[0], finish_reason="stop", stop_reason=33)
-    [delta] = replies.deltas([token])
+    [delta] = told_by(replies, [token])
     assert (delta.text, delta.token_ids, delta.stop_reason) == ("!" if include else "", [token.token_id], 33)
 
 
 def test_end_of_sequence() -> None:
     replies = open_reply()
-    replies.deltas(tokens("a"))
-    [delta] = replies.deltas([Token(KEY, 0, END, finish_reason="stop")])
+    told_by(replies, tokens("a"))
+    [delta] = told_by(replies, [Token(KEY, 0, END, finish_reason="stop")])
     assert (delta.text, delta.finish_reason, delta.stop_reason) == ("", "stop", None)
     assert len(replies) == 0
 
 
 def test_prefill_has_one_token_to_say() -> None:
     replies = open_reply("prefill")
-    assert [delta.text for delta in replies.deltas(tokens("a"))] == ["a"]
+    assert [delta.text for delta in told_by(replies, tokens("a"))] == ["a"]
     assert len(replies) == 0
 
 
 def test_an_engines_error_is_passed_on_and_logged_with_its_trace(caplog: pytest.LogCaptureFixture) -> None:
     failed = Token(KEY, 0, -1, finish_reason="error", error="no such id", is_refusal=True)
-    [delta] = open_reply().deltas([failed])
+    [delta] = told_by(open_reply(), [failed])
     assert (delta.finish_reason, delta.error, delta.is_refusal) == ("error", "no such id", True)
     [record] = caplog.records
     assert (record.message, vars(record)["trace_id"]) == ("request failed", TRACEPARENT[3:35])
@@ -95,18 +122,14 @@ def test_cancelled_requests_are_silent() -> None:
     replies = open_reply()
     replies.close(KEY, 0)
     replies.close(KEY, 0)
-    assert replies.deltas(tokens("late")) == []
+    assert told_by(replies, tokens("late")) == []
     other_attempt = Token(KEY, 1, ids("a")[0])
-    assert open_reply().deltas([other_attempt]) == []
+    assert told_by(open_reply(), [other_attempt]) == []
 
 
 def test_text_goes_out_as_events_where_there_is_a_frame() -> None:
-    replies = Replies(byte_level())
-    frame = Frame(b'data: {"text":', b"}\n\n")
-    replies.open(
-        Submit(KEY, 0, "generate", pack_ids(ids("prompt")), SamplingParams(99), frame=frame), ids("a"), 1
-    )
-    deltas = [delta for token in tokens('"é', finish_reason="length") for delta in replies.deltas([token])]
+    replies = open_framed(sent="a")
+    deltas = [delta for token in tokens('"é', finish_reason="length") for delta in told_by(replies, [token])]
     assert [delta.frames for delta in deltas] == [
         b'data: {"text":"\\""}\n\n',
         b"",
@@ -114,3 +137,35 @@ def test_text_goes_out_as_events_where_there_is_a_frame() -> None:
     ]
     assert [delta.num_chars for delta in deltas] == [1, 0, 1]
     assert not any(delta.text for delta in deltas)
+
+
+def test_a_token_that_is_only_text_is_told_briefly() -> None:
+    replies = open_framed()
+    first, second, last = tokens("abc", finish_reason="length")
+    first = msgspec.structs.replace(first, cached_tokens=5)
+    assert replies.tell([first])[1] == []
+    assert replies.tell([second]) == ([], [TextDelta(KEY, 0, second.token_id, FRAME.around("b"), 1)])
+    assert replies.tell([last])[1] == []
+    assert open_reply().tell([second])[1] == [], "a reader wants the text itself"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=12))
+def test_the_tokens_of_a_step_stay_in_order(step: list[tuple[int, bool, bool]]) -> None:
+    """Also where a request has several of them, some of which say more than text."""
+    replies = Replies(byte_level())
+    for number in range(3):
+        open_framed(key=bytes([number]), replies=replies)
+    expected: dict[int, list[int]] = {}
+    pushed, ended = [], set()
+    for place, (number, is_first, is_last) in enumerate(step):
+        token_id = ids("abcdefghijkl"[place])[0]
+        finish: FinishReason | None = "length" if is_last else None
+        pushed.append(Token(bytes([number]), 0, token_id, finish, cached_tokens=1 if is_first else None))
+        if number not in ended:
+            expected.setdefault(number, []).append(token_id)
+        if is_last:
+            ended.add(number)
+    got: dict[int, list[int]] = {}
+    for delta in told_by(replies, pushed):
+        got.setdefault(delta.key[0], []).extend(delta.token_ids)
+    assert got == expected

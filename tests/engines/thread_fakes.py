@@ -18,6 +18,7 @@ from dynrt.runtime.messages import (
     FromEngine,
     SamplingParams,
     Submit,
+    TextDelta,
     ToEngine,
     TokenDelta,
     decode_from_engine,
@@ -142,11 +143,12 @@ class FakeReplies:
     def close_all(self) -> None:
         self.open_ids.clear()
 
-    def deltas(self, tokens: Sequence[Token]) -> list[TokenDelta]:
-        return [
+    def tell(self, tokens: Sequence[Token]) -> tuple[list[TokenDelta], list[TextDelta]]:
+        deltas = [
             TokenDelta(one.key, one.epoch, [one.token_id], "", "stop" if one.token_id == 9 else None)
             for one in tokens
         ]
+        return deltas, []
 
 
 class FakeRuntime:

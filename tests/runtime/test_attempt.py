@@ -8,7 +8,15 @@ import pytest
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError
-from dynrt.runtime.messages import FinishReason, SamplingParams, StepTiming, Submit, TokenDelta, pack_ids
+from dynrt.runtime.messages import (
+    FinishReason,
+    SamplingParams,
+    StepTiming,
+    Submit,
+    TextDelta,
+    TokenDelta,
+    pack_ids,
+)
 from dynrt.transfer.events import FirstToken
 
 KEY = bytes(16)
@@ -97,7 +105,7 @@ async def test_decodes_tokens_wait_for_what_prefill_tells_of_the_prompt() -> Non
     assert attempt.arrive(arrival(7, "d")) == attempt.arrive(arrival(8, "d")) == 1
     reader = asyncio.create_task(attempt.read())
     await asyncio.sleep(0)
-    assert not reader.done() and not attempt.passage.take(arrival(9, "d").delta)
+    assert not reader.done() and not attempt.passage.take(TextDelta(KEY, 3, 9, b"", 0))
     attempt.arrive(Arrival(TokenDelta(KEY, 3, [7], cached_tokens=5, text=""), "p", None))
     first, second = [one.delta for one in await reader]
     assert (first.token_ids, first.cached_tokens) == ([7], 5)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import msgspec
 from test_request_life import KEY, LOCAL, PROMPT, REMOTE, ScriptedDispatcher, read
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
@@ -15,6 +16,7 @@ from dynrt.runtime.messages import (
     SamplingParams,
     StepTiming,
     Submit,
+    TextDelta,
     TokenDelta,
     pack_ids,
 )
@@ -29,8 +31,8 @@ class Sink:
         self.is_open = True
         self.taken: list[bytes] = []
 
-    def take(self, frames: bytes, token_ids: list[int]) -> bool:
-        assert len(token_ids) == 1
+    def take(self, frames: bytes, token_id: int) -> bool:
+        assert frames == FRAME.around(chr(token_id))
         if self.is_open:
             self.taken.append(frames)
         return self.is_open
@@ -38,24 +40,20 @@ class Sink:
 
 def delta(
     attempt: Attempt, token_id: int, finish: FinishReason | None = None, cached: int | None = None
-) -> TokenDelta:
-    text = chr(token_id)
-    return TokenDelta(
-        KEY,
-        attempt.epoch,
-        [token_id],
-        "",
-        finish,
-        cached_tokens=cached,
-        frames=FRAME.around(text),
-        frame_chars=1,
-    )
+) -> TokenDelta | TextDelta:
+    text = TextDelta(KEY, attempt.epoch, token_id, FRAME.around(chr(token_id)), 1)
+    if finish is None and cached is None:
+        return text
+    return msgspec.structs.replace(text.whole(), finish_reason=finish, cached_tokens=cached)
 
 
-def say(attempt: Attempt, told: TokenDelta, sender: str = "") -> None:
-    """As Attempts.deliver does."""
-    if not attempt.passage.take(told):
-        attempt.arrive(Arrival(told, sender or attempt.decode, TIMING))
+def say(attempt: Attempt, told: TokenDelta | TextDelta, sender: str = "") -> None:
+    """As Attempts.step does."""
+    if isinstance(told, TextDelta):
+        if attempt.passage.take(told):
+            return
+        told = told.whole()
+    attempt.arrive(Arrival(told, sender or attempt.decode, TIMING))
 
 
 def outputs_of(dispatcher: ScriptedDispatcher, sink: Sink) -> AsyncGenerator[GenerateOutput, None]:

@@ -42,6 +42,11 @@ class Outflow:
         self._takes_frames = False
         self._descriptor = self._direct = None
 
+    @property
+    def is_ready(self) -> bool:
+        """For more of a stream: one has begun, and its reader is not slow."""
+        return self._takes_frames and (self._direct is not None or self._has_room())
+
     def begin_stream(self, *, is_chunked: bool) -> None:
         """The head of a stream is about to be written; frames may come as soon as it has been."""
         self._is_chunked = is_chunked
@@ -51,13 +56,13 @@ class Outflow:
     def end_stream(self) -> None:
         self._takes_frames = False
 
-    def take(self, frames: bytes, token_ids: list[int]) -> bool:
-        """Send `frames` now, without waiting; False if no stream has begun or its reader is slow."""
-        if not self._takes_frames or (self._direct is None and not self._has_room()):
+    def take(self, frames: bytes, token_id: int) -> bool:
+        """Send `frames` now, without waiting; False if it is not ready."""
+        if not self.is_ready:
             return False
         if frames:
             self.write(self.framed(frames))
-        self.num_tokens += len(token_ids)
+        self.num_tokens += 1
         return True
 
     def framed(self, data: bytes) -> bytes:

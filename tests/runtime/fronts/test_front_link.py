@@ -34,7 +34,7 @@ from dynrt.runtime.offload import InlineOffload
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
 
 REQUEST = GenerateRequest(pack_ids([1, 2]), SamplingParams(9), request_id="r", frame=Frame(b"<", b">"))
-Step = GenerateOutput | tuple[bytes, list[int]] | Exception | asyncio.Event
+Step = GenerateOutput | tuple[bytes, int] | Exception | asyncio.Event
 
 
 class ScriptedRuntime:
@@ -97,11 +97,11 @@ class Link:
 class Sink:
     def __init__(self, is_open: bool) -> None:
         self.is_open = is_open
-        self.taken: list[tuple[bytes, list[int]]] = []
+        self.taken: list[tuple[bytes, int]] = []
 
-    def take(self, frames: bytes, token_ids: list[int]) -> bool:
+    def take(self, frames: bytes, token_id: int) -> bool:
         if self.is_open:
-            self.taken.append((frames, token_ids))
+            self.taken.append((frames, token_id))
         return self.is_open
 
 
@@ -123,22 +123,22 @@ async def test_outputs_arrive_as_they_were() -> None:
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_events_go_to_the_sink_or_come_out_in_order(is_open: bool) -> None:
     read = asyncio.Event()
-    link = Link(ScriptedRuntime(GenerateOutput([1], ""), read, (b"<2>", [2]), (b"<3>", [3]), LAST))
+    link = Link(ScriptedRuntime(GenerateOutput([1], ""), read, (b"<2>", 2), (b"<3>", 3), LAST))
     sink = Sink(is_open)
     got: list[GenerateOutput] = []
     async for output in link.front.generate(REQUEST, sink):
         got.append(output)
         asyncio.get_running_loop().call_soon(read.set)
-    frames = [(b"<2>", [2]), (b"<3>", [3])]
+    frames = [(b"<2>", 2), (b"<3>", 3)]
     assert sink.taken == (frames if is_open else [])
-    between = [] if is_open else [GenerateOutput(ids, "", frames=data) for data, ids in frames]
+    between = [] if is_open else [GenerateOutput([token_id], "", frames=data) for data, token_id in frames]
     assert got == [GenerateOutput([1], ""), *between, LAST]
     steps = [message for message in link.to_front if isinstance(message, Items)]
     assert [len(step.items) for step in steps] == [1, 3], "what comes in one turn is one message"
 
 
 async def test_events_never_overtake_what_is_not_read() -> None:
-    link = Link(ScriptedRuntime(GenerateOutput([1], ""), (b"<2>", [2]), LAST))
+    link = Link(ScriptedRuntime(GenerateOutput([1], ""), (b"<2>", 2), LAST))
     sink = Sink(is_open=True)
     assert [output.token_ids for output in await outputs_of(link, sink)] == [[1], [2], [9]]
     assert sink.taken == []
@@ -171,7 +171,7 @@ async def test_who_leaves_ends_the_request_in_the_runtime() -> None:
     await runtime.closed.wait()
     assert link.to_runtime == [Generate(0, REQUEST), Leave(0)]
     await link.session.end()
-    link.front.on_message(Items([Item(0, b"late", [1])]))  # for nobody
+    link.front.on_message(Items([Item(0, b"late", 1)]))  # for nobody
 
 
 async def test_a_fronts_end_ends_its_requests() -> None:

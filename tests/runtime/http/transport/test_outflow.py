@@ -56,12 +56,12 @@ def test_nothing_goes_out_before_the_head_nor_behind_the_end(
 ) -> None:
     ours, clients = ends
     outflow = Outflow(Transport(ours))
-    assert not outflow.take(b"early", [1])
+    assert not outflow.take(b"early", 1)
     outflow.begin_stream(is_chunked=False)
-    assert outflow.take(b"data", [1, 2])
+    assert outflow.take(b"data", 1)
     outflow.end_stream()
-    assert not outflow.take(b"late", [1])
-    assert (clients.recv(100), outflow.num_tokens, outflow.has_written) == (b"data", 2, True)
+    assert not outflow.take(b"late", 1)
+    assert (clients.recv(100), outflow.num_tokens, outflow.has_written) == (b"data", 1, True)
 
 
 def test_what_the_socket_does_not_take_and_all_behind_it_wait_in_the_transport_up_to_its_mark(
@@ -71,7 +71,7 @@ def test_what_the_socket_does_not_take_and_all_behind_it_wait_in_the_transport_u
     transport = Transport(ours)
     outflow = streaming(transport)
     sent, letters = b"", iter(os.urandom(4096) for _ in range(4096))
-    while outflow.take(piece := next(letters), [1]):
+    while outflow.take(piece := next(letters), 1):
         sent += piece
     assert HIGH_WATER_BYTES < len(transport.buffered) <= HIGH_WATER_BYTES + 4096
     received = b""
@@ -87,13 +87,13 @@ def test_behind_an_emptied_transport_it_goes_straight_to_the_socket_again(
     transport = Transport(ours)
     outflow = streaming(transport, is_chunked=True)
     while not transport.buffered:
-        outflow.take(b"x" * 4096, [1])
+        outflow.take(b"x" * 4096, 1)
     with suppress(BlockingIOError):
         while clients.recv(1 << 20):
             pass
     transport.buffered, transport.passes_on = b"", True
-    assert outflow.take(b"first", [1]) and transport.has_passed_on == b"5\r\nfirst\r\n"
-    assert outflow.take(b"second", [1]) and transport.has_passed_on == b"5\r\nfirst\r\n"
+    assert outflow.take(b"first", 1) and transport.has_passed_on == b"5\r\nfirst\r\n"
+    assert outflow.take(b"second", 1) and transport.has_passed_on == b"5\r\nfirst\r\n"
     assert clients.recv(100) == b"5\r\nfirst\r\n6\r\nsecond\r\n"
 
 
@@ -102,11 +102,11 @@ def test_a_broken_socket_is_the_transports_to_find_out(ends: tuple[socket.socket
     transport = Transport(ours)
     outflow = streaming(transport)
     clients.close()
-    assert outflow.take(b"data", [1]) and transport.buffered == b"data"
+    assert outflow.take(b"data", 1) and transport.buffered == b"data"
 
 
 def test_what_is_encrypted_goes_through_the_transport(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, _ = ends
     transport = Transport(ours, is_tls=True)
     outflow = streaming(transport)
-    assert outflow.take(b"data", [1]) and transport.buffered == b"data"
+    assert outflow.take(b"data", 1) and transport.buffered == b"data"
