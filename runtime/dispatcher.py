@@ -72,7 +72,15 @@ class Dispatcher:
     def on_message(self, incarnation: str, message: FromEngine) -> None:
         """Called on the event loop for each message, in order per engine. A failure here ends the runtime."""
         try:
-            self._on_message(incarnation, message)
+            worker = self._fleet.get(incarnation)
+            if isinstance(message, Register):
+                self._register(message)
+            elif worker is None:
+                self._fleet.tell_unknown(incarnation)
+            elif isinstance(message, StepReport):
+                self._on_step(worker, message)
+            else:
+                self._on_worker_message(worker, message)
         except Exception as error:
             if not self._failure.done():
                 self._failure.set_exception(error)
@@ -81,19 +89,8 @@ class Dispatcher:
         """Raises what went wrong while a message was dealt with: no caller on the event loop would hear of it."""
         await self._failure
 
-    def _on_message(self, incarnation: str, message: FromEngine) -> None:
-        worker = self._fleet.get(incarnation)
-        if isinstance(message, Register):
-            self._register(message)
-        elif worker is None:
-            self._fleet.tell_unknown(incarnation)
-        else:
-            self._on_worker_message(worker, message)
-
     def _on_worker_message(self, worker: Worker, message: FromEngine) -> None:
         match message:
-            case StepReport():
-                self._on_step(worker, message)
             case Heartbeat():
                 self._fleet.heard(worker, message, self._now())
             case Status():
@@ -104,8 +101,8 @@ class Dispatcher:
                 self._planner.tell(CacheSeen(worker.incarnation, message))
             case Goodbye():
                 self._said_goodbye(worker)
-            case Register():
-                raise AssertionError("registrations were dealt with before")
+            case Register() | StepReport():
+                raise AssertionError("registrations and steps were dealt with before")
             case _:
                 if isinstance(message, Sent):
                     self._attempts.pushed(worker.incarnation, message)
@@ -120,8 +117,9 @@ class Dispatcher:
         new_preemptions = report.load.preemptions_total - worker.load.preemptions_total
         if new_preemptions:
             self._metrics.vllm_preemptions.inc(new_preemptions)
-        self._fleet.heard(worker, report, self._now())
-        self._metrics.vllm_generation_tokens.inc(self._attempts.step(worker, report))
+        worker.load = report.load
+        worker.heard_at = self._now()
+        self._metrics.vllm_generation_tokens.value += self._attempts.step(worker, report)
         if report.timing is not None:
             self._metrics.requests.step(report.timing.prefill_tokens + report.timing.decode_requests)
         if report.cache is not None:

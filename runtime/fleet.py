@@ -14,7 +14,6 @@ from dynrt.runtime.messages import (
     Heartbeat,
     Refused,
     Register,
-    StepReport,
     ToEngine,
     Unknown,
     Welcome,
@@ -112,12 +111,9 @@ class Fleet:
         self._workers.clear()
         self._pairs.clear()
 
-    def heard(self, worker: Worker, message: Heartbeat | StepReport, now: float) -> None:
+    def heard(self, worker: Worker, heartbeat: Heartbeat, now: float) -> None:
         worker.heard_at = now
-        if isinstance(message, Heartbeat):
-            worker.step_age_s, worker.transfer_age_s = message.step_age_s, message.transfer_age_s
-        else:
-            worker.load = message.load
+        worker.step_age_s, worker.transfer_age_s = heartbeat.step_age_s, heartbeat.transfer_age_s
 
     def hung(self, now: float, heartbeat_limit_s: float, step_limit_s: float) -> Iterator[tuple[Worker, str]]:
         """Workers that live but do not work, and why we think so."""

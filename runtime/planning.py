@@ -21,6 +21,9 @@ from dynrt.runtime.snapshot_asks import SnapshotAsks
 log = logging.getLogger("dynrt.planner")
 
 RETRY_AFTER_S = 2
+STEPS_AT_ONCE = (
+    16  # that may wait: the code that notes them is cold at each step, and warm for all but the first
+)
 
 
 class WorkerUp(msgspec.Struct, frozen=True):
@@ -95,7 +98,8 @@ class PlannerActor(Actor[PlannerMessage]):
     """Asked a PlanRequest it answers with a Plan, or refuses with NoWorkerError, OverloadedError or ContextLengthError.
 
     Workers are known to it by incarnation: nothing learned of one outlives it. What every request and every step
-    needs has a method of its own, heard at once while the actor is at rest: nearly always, and much cheaper.
+    needs has a method of its own, heard at once while the actor is at rest: nearly always, and much cheaper. Steps
+    are noted, in their turn, once something else is asked or told.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class PlannerActor(Actor[PlannerMessage]):
         self._snapshots = SnapshotAsks(ask_snapshot)
         self._metrics = metrics
         self._workers: set[str] = set()
+        self._steps: list[tuple[str, EngineLoad, StepTiming | None]] = []  # that nobody has asked about yet
 
     @property
     def incomplete_workers(self) -> int:
@@ -119,6 +124,7 @@ class PlannerActor(Actor[PlannerMessage]):
 
     def is_idle(self) -> bool:
         """No load is counted anywhere."""
+        self._note_steps()
         loads = [self._planner.load(incarnation) for incarnation in self._workers]
         return not any(load.prefill_requests or load.decode_requests for load in loads)
 
@@ -127,8 +133,11 @@ class PlannerActor(Actor[PlannerMessage]):
         if not self.is_at_rest:
             self.tell(StepSeen(incarnation, load, timing))
             return
+        self._steps.append((incarnation, load, timing))
+        if len(self._steps) < STEPS_AT_ONCE:
+            return
         try:
-            self._planner.step(incarnation, load, timing)
+            self._note_steps()
         except Exception as fault:
             self.fail(fault)
 
@@ -138,6 +147,7 @@ class PlannerActor(Actor[PlannerMessage]):
             self.tell(FirstTokenSeen(key))
             return
         try:
+            self._note_steps()
             self._planner.first_token(key)
         except Exception as fault:
             self.fail(fault)
@@ -148,6 +158,7 @@ class PlannerActor(Actor[PlannerMessage]):
             self.tell(RequestEnded(key, finished))
             return
         try:
+            self._note_steps()
             if finished:
                 self._planner.finished(key)
             else:
@@ -161,6 +172,7 @@ class PlannerActor(Actor[PlannerMessage]):
             answer: Plan = await self.ask(request, timeout_s)
             return answer
         try:
+            self._note_steps()
             return self._plan(request)
         except DynrtError:
             raise
@@ -169,6 +181,7 @@ class PlannerActor(Actor[PlannerMessage]):
             raise
 
     async def receive(self, message: PlannerMessage) -> Plan | None:
+        self._note_steps()
         if isinstance(message, PlanRequest):
             return self._plan(message)
         if isinstance(message, CacheSeen):
@@ -176,6 +189,12 @@ class PlannerActor(Actor[PlannerMessage]):
         else:
             self._note(message)
         return None
+
+    def _note_steps(self) -> None:
+        """Those that came before what is asked or told now."""
+        steps, self._steps = self._steps, []
+        for incarnation, load, timing in steps:
+            self._planner.step(incarnation, load, timing)
 
     def _note(self, message: PlannerMessage) -> None:
         planner = self._planner

@@ -11,14 +11,18 @@ import pytest
 from registrations import registration
 
 from dynrt.planner.admission import AdmissionLimits
+from dynrt.planner.coefficients import StepTimes
 from dynrt.planner.events import ROOT, BlocksStored, CacheEvents, CacheSnapshot
-from dynrt.planner.plan import PlanRequest
+from dynrt.planner.load import LoadReport
+from dynrt.planner.plan import NoPlan, Plan, PlanRequest
 from dynrt.planner.planner import Planner
 from dynrt.runtime.errors import ContextLengthError, NoWorkerError, OverloadedError
-from dynrt.runtime.messages import SnapshotRequest, pack_ids
+from dynrt.runtime.messages import EngineLoad, SnapshotRequest, pack_ids
 from dynrt.runtime.metrics import Metrics
 from dynrt.runtime.planning import (
+    STEPS_AT_ONCE,
     CacheSeen,
+    Exposed,
     FirstTokenSeen,
     PairUp,
     PlannerActor,
@@ -212,6 +216,59 @@ async def test_a_defect_in_what_is_told_at_rest_ends_the_planner_and_not_who_tol
     up(actor)
     await actor.plan(request(), 5.0)
     assert actor.is_at_rest
-    actor.step("p", None, None)  # type: ignore[arg-type]
+    for _ in range(STEPS_AT_ONCE):
+        assert not task.done()
+        actor.step("p", None, None)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         await asyncio.wait_for(task, 5.0)
+
+
+class Recorder(Planner):
+    """Writes down in which order it is told of steps and of what depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__(Random(0))
+        self.told: list[str] = []
+
+    def step(self, worker_id: str, load: LoadReport, timing: StepTimes | None) -> None:
+        self.told.append(f"step of {worker_id}")
+        super().step(worker_id, load, timing)
+
+    def plan(self, request: PlanRequest, now: float) -> Plan | NoPlan:
+        self.told.append("plan")
+        return super().plan(request, now)
+
+    def first_token(self, key: bytes) -> None:
+        self.told.append("first token")
+        super().first_token(key)
+
+    def finished(self, key: bytes) -> None:
+        self.told.append("finished")
+        super().finished(key)
+
+    def exposed(self, exposed_s: float) -> None:
+        self.told.append("exposed")
+        super().exposed(exposed_s)
+
+
+async def test_steps_are_noted_before_whatever_comes_after_them(asked: Asked, metrics: Metrics) -> None:
+    recorder = Recorder()
+    async with running(PlannerActor(recorder, asked, metrics)) as actor:
+        up(actor)
+        await actor.plan(request(), 5.0)
+        assert actor.is_at_rest
+        for _ in range(STEPS_AT_ONCE - 1):
+            actor.step("p", EngineLoad(), None)
+        assert recorder.told == ["plan"], "nobody has asked"
+        actor.first_token(KEY)
+        actor.step("d", EngineLoad(), None)
+        actor.ended(KEY, finished=True)
+        actor.step("p", EngineLoad(), None)
+        await actor.plan(request(), 5.0)
+        actor.step("d", EngineLoad(), None)
+        actor.tell(Exposed(0.1))
+        actor.step("p", EngineLoad(), None)
+        await actor.plan(request(key=b"other" + bytes(11)), 5.0)
+    steps = ["step of p"] * (STEPS_AT_ONCE - 1)
+    ended = ["first token", "step of d", "finished", "step of p", "plan"]
+    assert recorder.told == ["plan", *steps, *ended, "step of d", "exposed", "step of p", "plan"]
