@@ -11,7 +11,7 @@ from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError
 from dynrt.runtime.handoff_times import HandoffTimes
 from dynrt.runtime.messages import StepTiming, Submit, TokenDelta
 from dynrt.runtime.passage import Passage
-from dynrt.runtime.request_times import RequestTimes, StageTimes
+from dynrt.runtime.request_times import StageTimes
 from dynrt.transfer.events import FirstToken, HandoffId
 
 
@@ -68,8 +68,8 @@ class Attempt:
         self.pull: Submit | None = None  # for decode, once the prompt is computed, where it fetches the KV
         self.times = HandoffTimes()
         self.stage = StageTimes(prefill, decode)
-        self.passage = passage if passage is not None else Passage(RequestTimes(0.0))
-        self.passage.times.stages.append(self.stage)
+        self.passage = passage if passage is not None else Passage(0.0)
+        self.passage.stages.append(self.stage)
         self._decode_samples = first_token_from == "decode" and self.is_remote
         self._awaits_prefill = self._decode_samples
         self.has_begun = False  # a token has been sampled for it

@@ -10,9 +10,9 @@ from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
 from dynrt.runtime.errors import DynrtError, EngineError, InvalidRequestError, NoWorkerError, OverloadedError
 from dynrt.runtime.fleet import Fleet
 from dynrt.runtime.host import host_id
-from dynrt.runtime.messages import Cancel, StepReport, TextDelta, ToEngine, TokenDelta
+from dynrt.runtime.messages import Cancel, StepReport, ToEngine, TokenDelta
 from dynrt.runtime.metrics import Metrics
-from dynrt.runtime.passage import Passage
+from dynrt.runtime.passage import Passage, pass_on
 from dynrt.runtime.planning import Exposed, PlannerActor, Pushed
 from dynrt.runtime.request_life import RequestLife, Route
 from dynrt.runtime.request_metrics import EndedRequest, RequestOutcome
@@ -60,8 +60,7 @@ class Attempts:
         """What a step brought to its requests. Returns how many tokens of it clients get."""
         timing = report.timing if worker.is_here else None
         ended_at = self._now() if timing is None else timing.ended_at
-        last_token_at: list[float] = []  # of the requests that get a further one
-        unread = self._pass_on(report.texts, ended_at, last_token_at)
+        unread, last_token_at = pass_on(self._passages, report.texts, ended_at)
         num_tokens = len(last_token_at)
         for delta in unread + report.deltas:
             passage = self._passages.get(delta.key)
@@ -69,33 +68,11 @@ class Attempts:
                 continue  # ended meanwhile
             if self._deliver(worker, delta, report, ended_at):
                 num_tokens += len(delta.token_ids)
-                times = passage.times
-                if times.last_token_at is None:
-                    times.first_token_at = ended_at
-                else:
-                    last_token_at.append(times.last_token_at)
-                times.last_token_at = ended_at
+                before = passage.come(ended_at)
+                if before is not None:
+                    last_token_at.append(before)
         self._metrics.requests.tokens_followed(ended_at, last_token_at)
         return num_tokens
-
-    def _pass_on(
-        self, texts: list[TextDelta], ended_at: float, last_token_at: list[float]
-    ) -> list[TokenDelta]:
-        """Returns those that must be read. What is done here is done for nearly every token."""
-        unread: list[TokenDelta] = []
-        passages = self._passages
-        for text in texts:
-            passage = passages.get(text.key)
-            if passage is None:
-                continue  # ended meanwhile
-            if not passage.take(text):
-                unread.append(text.whole())
-                continue
-            times = passage.times
-            assert times.last_token_at is not None, "what can be passed comes behind the first token"
-            last_token_at.append(times.last_token_at)
-            times.last_token_at = ended_at
-        return unread
 
     def _deliver(self, worker: Worker, delta: TokenDelta, report: StepReport, ended_at: float) -> bool:
         """To its attempt's reader. Returns whether the client gets tokens of it."""
@@ -197,7 +174,7 @@ class Attempts:
         ended = EndedRequest(
             unfinished if life.finish_reason is None else "finished",
             life.finish_reason,
-            life.times,
+            life.passage.times(),
             self._now(),
             prompt_tokens=len(life.request.prompt_ids) // 4,
             output_tokens=len(life.passage.output_ids),
@@ -208,7 +185,7 @@ class Attempts:
             trace.end(ended, failure)
 
     def first_output(self, life: RequestLife) -> None:
-        self._metrics.requests.ttft_s.observe(self._now() - life.times.began_at)
+        self._metrics.requests.ttft_s.observe(self._now() - life.passage.began_at)
 
     def plan(self, life: RequestLife, exclude: frozenset[str]) -> Awaitable[Route]:
         request = PlanRequest(

@@ -24,7 +24,6 @@ from dynrt.runtime.messages import (
     pack_ids,
 )
 from dynrt.runtime.passage import Passage
-from dynrt.runtime.request_times import RequestTimes
 from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, LocalPrefill
 
 log = logging.getLogger("dynrt.request")
@@ -92,8 +91,7 @@ class RequestLife:
         self.finish_reason: FinishReason | None = None
         self.is_admitted = False  # from its first plan on: it may move, but is not turned away any more
         self.cached_tokens: int | None = None
-        self.times = RequestTimes(began_at)
-        self.passage = Passage(self.times, sink)
+        self.passage = Passage(began_at, sink)
         self._placement = placement
         self._max_attempts = max_attempts
         self._no_worker_wait_s = no_worker_wait_s

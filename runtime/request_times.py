@@ -27,7 +27,7 @@ class StageTimes(msgspec.Struct):
         return self.prefill != self.decode
 
 
-class RequestTimes(msgspec.Struct):
+class RequestTimes(msgspec.Struct, frozen=True):
     """A request, from its arrival in the runtime."""
 
     began_at: float

@@ -17,6 +17,7 @@ from dynrt.runtime.messages import (
     TokenDelta,
     pack_ids,
 )
+from dynrt.runtime.passage import pass_on
 from dynrt.transfer.events import FirstToken
 
 KEY = bytes(16)
@@ -105,7 +106,8 @@ async def test_decodes_tokens_wait_for_what_prefill_tells_of_the_prompt() -> Non
     assert attempt.arrive(arrival(7, "d")) == attempt.arrive(arrival(8, "d")) == 1
     reader = asyncio.create_task(attempt.read())
     await asyncio.sleep(0)
-    assert not reader.done() and not attempt.passage.take(TextDelta(KEY, 3, 9, b"", 0))
+    text = TextDelta(KEY, 3, 9, b"", 0)
+    assert not reader.done() and pass_on({KEY: attempt.passage}, [text], 1.0) == ([text.whole()], [])
     attempt.arrive(Arrival(TokenDelta(KEY, 3, [7], cached_tokens=5, text=""), "p", None))
     first, second = [one.delta for one in await reader]
     assert (first.token_ids, first.cached_tokens) == ([7], 5)

@@ -20,6 +20,7 @@ from dynrt.runtime.messages import (
     TokenDelta,
     pack_ids,
 )
+from dynrt.runtime.passage import pass_on
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 FRAME = Frame(b"<", b">")
@@ -49,11 +50,10 @@ def delta(
 
 def say(attempt: Attempt, told: TokenDelta | TextDelta, sender: str = "") -> None:
     """As Attempts.step does."""
-    if isinstance(told, TextDelta):
-        if attempt.passage.take(told):
-            return
-        told = told.whole()
-    attempt.arrive(Arrival(told, sender or attempt.decode, TIMING))
+    texts, deltas = ([told], []) if isinstance(told, TextDelta) else ([], [told])
+    unread, _ = pass_on({KEY: attempt.passage}, texts, TIMING.ended_at)
+    for one in unread + deltas:
+        attempt.arrive(Arrival(one, sender or attempt.decode, TIMING))
 
 
 def outputs_of(dispatcher: ScriptedDispatcher, sink: Sink) -> AsyncGenerator[GenerateOutput, None]:
