@@ -67,10 +67,10 @@ def long_prompts(requests: int) -> dict[str, Any]:
     }
 
 
-def paced(quick: bool) -> dict[str, Any]:
-    """64 streams at an engine's pace: every token is a write of its own."""
+def paced() -> dict[str, Any]:
+    """64 streams at an engine's pace, for a few seconds: every token is a write of its own."""
     return {
-        "requests": 128 if quick else 384,
+        "requests": 128,
         "connections": 64,
         "max_tokens": 256,
         "stream": True,
@@ -89,10 +89,13 @@ def put(server: front_servers.Server, load: dict[str, Any], seed: int) -> http_l
 def measure(
     servers: Sequence[front_servers.Server], wanted: dict[str, dict[str, Any]], rounds: int, outcomes: Cpu
 ) -> None:
-    """Every server in turn, `rounds` times; prompts are fresh in each, as a peer may keep what it tokenized."""
+    """Every server in turn, `rounds` times; prompts are fresh in each, as a peer may keep what it tokenized.
+
+    There and back, so that none always comes behind the same other one.
+    """
     for seed in range(rounds):
         for name, load in wanted.items():
-            for server in servers:
+            for server in servers if seed % 2 else servers[::-1]:
                 outcomes.setdefault((server.name, name), []).append(put(server, load, seed))
 
 
@@ -115,7 +118,7 @@ def run(quick: bool) -> report.Report:
     if model_dir is None:
         sys.exit("the default model is not here; run `dynrt serve` once to fetch it")
     model = Path(model_dir.path)
-    rounds = 1 if quick else 3
+    rounds, paced_rounds = (1, 3) if quick else (3, 12)
     outcomes: Cpu = {}
     missing: list[str] = []
     with tempfile.TemporaryDirectory(prefix="dynrt-bench-") as name:
@@ -128,7 +131,7 @@ def run(quick: bool) -> report.Report:
                 servers.append(stack.enter_context(front_servers.vllm_router(router, folder)))
             else:
                 missing.append(f"vllm-router: {router}")
-            measure(servers, {"paced": paced(quick)}, rounds, outcomes)
+            measure(servers, {"paced": paced()}, paced_rounds, outcomes)
         with ExitStack() as stack:
             servers = [stack.enter_context(start(0.0)) for start in starts]
             measure(servers, loads(quick), rounds, outcomes)

@@ -27,6 +27,7 @@ from dynrt.runtime.messages import (
     encode,
     pack_ids,
 )
+from dynrt.transfer.ucx import ucx_environment
 from rig.text_work import FRAME
 from rig.token_engine import FIRST_WORD, VOCAB
 
@@ -73,8 +74,9 @@ def _started(model: Path) -> Iterator[_Engine]:
         address = f"ipc://{folder}/engine"
         socket.bind(address)
         command = [sys.executable, str(RIG / "token_engine.py"), address, str(model), "0"]
-        settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=settings)
+        settings = {**os.environ, **ucx_environment(one_host=True), "OMP_NUM_THREADS": "1"}
+        nowhere = subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=settings)
         try:
             yield _Engine(socket, _registered(socket))
         finally:
