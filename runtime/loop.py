@@ -16,7 +16,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-NEW_OBJECTS = 10_000  # between two looks for garbage in cycles; a request holds some hundred
+NEW_OBJECTS = 50_000  # between two looks for garbage in cycles; a request makes some thousand
 
 
 def freeze_start() -> None:
