@@ -100,6 +100,7 @@ class Token(msgspec.Struct, frozen=True):
             self.cached_tokens is None
             and self.logprob is None
             and self.prompt_logprobs is None
+            and self.admitted_at is None
             and not self.kv_transfer_params
         )
 

@@ -21,9 +21,7 @@ from dynrt.runtime.snapshot_asks import SnapshotAsks
 log = logging.getLogger("dynrt.planner")
 
 RETRY_AFTER_S = 2
-STEPS_AT_ONCE = (
-    16  # that may wait: the code that notes them is cold at each step, and warm for all but the first
-)
+STEPS_AT_ONCE = 16  # that may wait: the code that notes them is cold at each, and warm for all but the first
 
 
 class WorkerUp(msgspec.Struct, frozen=True):

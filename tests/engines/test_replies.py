@@ -139,10 +139,11 @@ def test_text_goes_out_as_events_where_there_is_a_frame() -> None:
     assert not any(delta.text for delta in deltas)
 
 
-def test_a_token_that_is_only_text_is_told_briefly() -> None:
+@pytest.mark.parametrize("about_the_prompt", [{"cached_tokens": 5}, {"admitted_at": 1.0}])
+def test_a_token_that_is_only_text_is_told_briefly(about_the_prompt: dict[str, Any]) -> None:
     replies = open_framed()
     first, second, last = tokens("abc", finish_reason="length")
-    first = msgspec.structs.replace(first, cached_tokens=5)
+    first = msgspec.structs.replace(first, **about_the_prompt)
     assert replies.tell([first])[1] == []
     assert replies.tell([second]) == ([], [TextDelta(KEY, 0, second.token_id, FRAME.around("b"), 1)])
     assert replies.tell([last])[1] == []
