@@ -100,7 +100,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     frames: bytes = b""
-    token_id: int = 0  # behind events
+    token_id: int = 0  # whose events they are
     output: GenerateOutput | None = None
     failure: Failure | None = None
 
