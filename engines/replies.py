@@ -54,7 +54,7 @@ class Replies:
         """
         deltas: list[TokenDelta] = []
         texts: list[TextDelta] = []
-        told: set[HandoffId] = set()  # by `deltas`, which come after `texts`
+        told: set[HandoffId] = set()
         for token in tokens:
             request = token.key, token.epoch
             if request not in self._open:
@@ -62,11 +62,11 @@ class Replies:
             delta = self._delta(token, request)
             if isinstance(delta, TokenDelta):
                 deltas.append(delta)
-                told.add(request)
             elif request in told:
-                deltas.append(delta.whole())
+                deltas.append(delta.whole(*request))
             else:
                 texts.append(delta)
+            told.add(request)
         return deltas, texts
 
     def _delta(self, token: Token, request: HandoffId) -> TokenDelta | TextDelta:
@@ -101,10 +101,8 @@ class Replies:
         elif finish is not None:
             text += stream.finish()
         frame = submit.frame
-        frames = frame.around(text) if frame is not None and text else b""
-        frame_chars = len(text) if frame is not None else 0
         if frame is not None and finish is None and token.is_plain and submit.purpose != "prefill":
-            return TextDelta(token.key, token.epoch, token.token_id, frames, frame_chars)
+            return TextDelta(submit.number, token.token_id, frame.chunk(text), len(text))
         return TokenDelta(
             token.key,
             token.epoch,
@@ -115,8 +113,8 @@ class Replies:
             token.cached_tokens,
             logprobs=None if token.logprob is None else [token.logprob],
             prompt_logprobs=token.prompt_logprobs,
-            frames=frames,
-            frame_chars=frame_chars,
+            frames=frame.around(text) if frame is not None and text else b"",
+            frame_chars=len(text) if frame is not None else 0,
             admitted_at=token.admitted_at,
             kv_transfer_params=token.kv_transfer_params,
         )

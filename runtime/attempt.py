@@ -53,8 +53,10 @@ class Attempt:
         first_token_from: Literal["prefill", "decode"] = "prefill",
         outputs_sent: int = 0,
         passage: Passage | None = None,
+        number: int = 0,
     ) -> None:
         self.key = key
+        self.number = number  # the runtime's, given to no other attempt
         self.epoch = epoch
         self.id: HandoffId = key, epoch
         self.prefill = prefill  # incarnations; the same for a local plan
@@ -133,7 +135,7 @@ class Attempt:
         """Whether it says that the prompt to be handed off is computed."""
         return self.is_remote and arrival.incarnation == self.prefill
 
-    def moved(self, epoch: int, decode: str) -> Attempt:
+    def moved(self, epoch: int, decode: str, number: int) -> Attempt:
         """The same finished prompt on its way to another decode worker."""
         moved = Attempt(
             self.key,
@@ -144,6 +146,7 @@ class Attempt:
             self.first_token_from,
             self.outputs_sent,
             self.passage,
+            number,
         )
         moved.sampled = self.sampled and msgspec.structs.replace(self.sampled, epoch=epoch)
         moved.has_begun = True
@@ -217,7 +220,7 @@ class Attempt:
         """
         if self._failure is None and (not self._arrivals or self._awaits_prefill):
             if self.times.first_step is not None and not self._arrivals:
-                self.passage.open(self.epoch)
+                self.passage.open()
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 from dynrt.planner.plan import PlanRequest
@@ -49,7 +50,8 @@ class Attempts:
         self._computed_tokens = metrics.prefill_tokens.labels("computed")
         self._cached_tokens = metrics.prefill_tokens.labels("cached")
         self._attempts: dict[tuple[bytes, int], Attempt] = {}
-        self._passages: dict[bytes, Passage] = {}  # by key: a request has one attempt at a time
+        self._passages: dict[int, Passage] = {}  # by the attempt's number
+        self._numbers = itertools.count(1)
         self._now = asyncio.get_running_loop().time
         self.open_requests = 0
         self.transfers: TransferManager
@@ -63,22 +65,21 @@ class Attempts:
         unread, last_token_at = pass_on(self._passages, report.texts, ended_at)
         num_tokens = len(last_token_at)
         for delta in unread + report.deltas:
-            passage = self._passages.get(delta.key)
-            if passage is None:
+            attempt = self._attempts.get((delta.key, delta.epoch))
+            if attempt is None:
                 continue  # ended meanwhile
-            if self._deliver(worker, delta, report, ended_at):
+            if self._deliver(worker, attempt, delta, report, ended_at):
                 num_tokens += len(delta.token_ids)
-                before = passage.come(ended_at)
+                before = attempt.passage.come(ended_at)
                 if before is not None:
                     last_token_at.append(before)
         self._metrics.requests.tokens_followed(ended_at, last_token_at)
         return num_tokens
 
-    def _deliver(self, worker: Worker, delta: TokenDelta, report: StepReport, ended_at: float) -> bool:
-        """To its attempt's reader. Returns whether the client gets tokens of it."""
-        attempt = self._attempts.get((delta.key, delta.epoch))
-        if attempt is None:
-            return False  # an earlier one, which ended meanwhile
+    def _deliver(
+        self, worker: Worker, attempt: Attempt, delta: TokenDelta, report: StepReport, ended_at: float
+    ) -> bool:
+        """To the attempt's reader. Returns whether the client gets tokens of it."""
         if not attempt.has_begun:
             self._planner.first_token(delta.key)
         arrival = Arrival(delta, worker.incarnation, report.timing)
@@ -187,6 +188,9 @@ class Attempts:
     def first_output(self, life: RequestLife) -> None:
         self._metrics.requests.ttft_s.observe(self._now() - life.passage.began_at)
 
+    def new_number(self) -> int:
+        return next(self._numbers)
+
     def plan(self, life: RequestLife, exclude: frozenset[str]) -> Awaitable[Route]:
         request = PlanRequest(
             life.key,
@@ -249,8 +253,7 @@ class Attempts:
             attempt.fail(error)
 
     def open_attempt(self, attempt: Attempt) -> None:
-        self._attempts[attempt.id] = attempt
-        self._passages[attempt.key] = attempt.passage
+        self._admit(attempt)
         attempt.stage.planned_at = self._now()
         if attempt.epoch > 0:
             self._metrics.retries.inc()
@@ -260,8 +263,8 @@ class Attempts:
 
     def move_attempt(self, held: Attempt, attempt: Attempt) -> None:
         """The finished prompt of `held` goes on as `attempt`: elsewhere, or on its prefill worker."""
-        del self._attempts[held.id]
-        self._attempts[attempt.id] = attempt
+        self._remove(held)
+        self._admit(attempt)
         held.stage.ended_at = attempt.stage.planned_at = self._now()
         if attempt.is_remote:
             self._planner.first_token(attempt.key)
@@ -272,6 +275,14 @@ class Attempts:
             self.transfers.tell(attempt.sampled)
         self._metrics.handoff_retargets.labels("moved" if attempt.is_remote else "local").inc()
         self._find_workers(attempt)
+
+    def _admit(self, attempt: Attempt) -> None:
+        self._attempts[attempt.id] = attempt
+        self._passages[attempt.number] = attempt.passage
+        attempt.passage.attempt_id = attempt.id
+
+    def _remove(self, attempt: Attempt) -> None:
+        del self._attempts[attempt.id], self._passages[attempt.number]
 
     def _let_go(self, attempt: Attempt, reason: str) -> None:
         """Of the pins under a local attempt: it has blocks of its own by now, or is over."""
@@ -294,7 +305,7 @@ class Attempts:
         return incarnation
 
     def close_attempt(self, attempt: Attempt, finished: bool, reason: str) -> None:
-        del self._attempts[attempt.id], self._passages[attempt.key]
+        self._remove(attempt)
         attempt.stage.ended_at = self._now()
         attempt.stage.reason = "" if finished else reason
         self._planner.ended(attempt.key, finished=finished)

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from dynrt.planner.events import CacheEvents, CacheSnapshot
+from dynrt.runtime.chunks import as_chunk, data_of
 from dynrt.transfer.events import (
     Arm,
     CancelHandoff,
@@ -115,6 +116,10 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
         """The event that tells `text`."""
         return self.prefix + msgspec.json.encode(text) + self.suffix
 
+    def chunk(self, text: str) -> bytes:
+        """The same as a chunk of a body of HTTP/1.1; no text makes none."""
+        return as_chunk(self.around(text)) if text else b""
+
 
 # --- runtime to engine ----------------------------------------------------------------------------
 
@@ -155,6 +160,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     lease_s: float = 30.0
     peer: str = ""  # purpose "reserve": the incarnation that will push
     frame: Frame | None = None  # text goes out as events
+    number: int = 0  # the attempt's, for TextDelta: a runtime gives none twice
     traceparent: str = ""  # of the trace that the request belongs to, for log lines about it
     kv_transfer_params: bytes = b""  # to "nixl-pull": where the prompt's KV is, as prefill's TokenDelta told
 
@@ -270,20 +276,18 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A TokenDelta that says nothing but one token's text as an event: what most steps add to most streams.
 
-    It has few fields because reading it is most of what a step's report costs.
+    It has few fields, and its event is ready to be written, as hardly anything else is done for a token.
     """
 
-    key: bytes
-    epoch: int
+    number: int  # of its Submit
     token_id: int
-    frames: bytes
-    frame_chars: int
+    chunk: bytes  # see Frame.chunk
+    num_chars: int
 
-    def whole(self) -> TokenDelta:
-        """The same with all fields."""
-        return TokenDelta(
-            self.key, self.epoch, [self.token_id], "", frames=self.frames, frame_chars=self.frame_chars
-        )
+    def whole(self, key: bytes, epoch: int) -> TokenDelta:
+        """The same of this attempt with all fields."""
+        frames = data_of(self.chunk) if self.chunk else b""
+        return TokenDelta(key, epoch, [self.token_id], "", frames=frames, frame_chars=self.num_chars)
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -309,7 +313,10 @@ class StepTiming(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """One message per engine step: the results of all its requests. What is in `texts` came before `deltas`."""
+    """One message per engine step: the results of all its requests.
+
+    `texts` has at most one of each request, which came before all that `deltas` has.
+    """
 
     deltas: list[TokenDelta]
     load: EngineLoad

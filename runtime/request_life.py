@@ -12,6 +12,7 @@ import msgspec
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError, NoRoomError
 from dynrt.runtime.errors import NoWorkerError, WorkerLostError
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.logs import trace_fields
 from dynrt.runtime.messages import (
     FinishReason,
@@ -24,7 +25,7 @@ from dynrt.runtime.messages import (
     pack_ids,
 )
 from dynrt.runtime.passage import Passage
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, LocalPrefill
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, LocalPrefill
 
 log = logging.getLogger("dynrt.request")
 
@@ -42,6 +43,9 @@ class Route(msgspec.Struct, frozen=True):
 
 class Placement(Protocol):
     """What a request needs of the runtime."""
+
+    def new_number(self) -> int:
+        """For an attempt."""
 
     def plan(self, life: RequestLife, exclude: frozenset[str]) -> Awaitable[Route]:
         """Raises NoWorkerError."""
@@ -174,6 +178,7 @@ class RequestLife:
             route.first_token_from,
             len(passage.output_ids),
             passage,
+            self._placement.new_number(),
         )
 
     async def _move_on(self, held: Attempt) -> Attempt:
@@ -181,7 +186,10 @@ class RequestLife:
         self._without_room |= {held.decode}
         route = await self._placement.plan_move(self, held, self._without_room)
         is_local = route.decode == held.prefill
-        attempt = self._attempt_on(route) if is_local else held.moved(next(self._epochs), route.decode)
+        if is_local:
+            attempt = self._attempt_on(route)
+        else:
+            attempt = held.moved(next(self._epochs), route.decode, self._placement.new_number())
         attempt.inherit(held)
         self._placement.move_attempt(held, attempt)
         self._placement.tell(attempt.decode, self._submit(attempt, "generate" if is_local else "reserve"))
@@ -213,6 +221,7 @@ class RequestLife:
             lease_s=LEASE_S,
             peer=attempt.prefill if attempt.is_remote else "",
             frame=self.request.frame,
+            number=attempt.number,
             traceparent=self.request.traceparent,
         )
 

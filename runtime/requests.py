@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -39,17 +39,6 @@ class GenerateOutput(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, if asked for
     prompt_logprobs: list[TokenLogprob | None] | None = None  # once, with the first output
     frames: bytes = b""  # the text as events, each within GenerateRequest.frame
-
-
-class FrameSink(Protocol):
-    """Where a request's events may go at once, past the generator of its outputs."""
-
-    def take(self, frames: bytes, token_id: int) -> bool:
-        """The events of one more token; called only while the generator is awaited.
-
-        False: not now; they come out of the generator instead.
-        """
-        ...
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True):

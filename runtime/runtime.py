@@ -24,6 +24,7 @@ from dynrt.runtime.errors import (
     OverloadedError,
 )
 from dynrt.runtime.fleet import Fleet
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import SamplingParams, Status
 from dynrt.runtime.model import find_model
@@ -33,7 +34,7 @@ from dynrt.runtime.planning import RETRY_AFTER_S
 from dynrt.runtime.prompts import PromptEncoder
 from dynrt.runtime.request_check import check_prompt
 from dynrt.runtime.request_life import RequestLife
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 from dynrt.runtime.spawner import ProcessSpawner, Spawner
 from dynrt.runtime.tokenizing import Tokenizing
 from dynrt.runtime.tracing import Trace, open_tracing

@@ -6,7 +6,9 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
 
+from dynrt.runtime.chunks import data_of
 from dynrt.runtime.errors import AskTimeoutError
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.fronts.messages import (
     Beat,
     FromFront,
@@ -21,7 +23,7 @@ from dynrt.runtime.fronts.messages import (
 from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.offload import Offload
 from dynrt.runtime.prompts import PromptEncoder
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 from dynrt.runtime.tokenizing import Tokenizing
 
 METRICS_TIMEOUT_S = 5.0
@@ -103,13 +105,13 @@ class _News:
         self._reader: asyncio.Future[None] | None = None  # who has dealt with everything and waits for more
 
     def arrive(self, item: Item) -> None:
-        """Mere events go past a waiting reader, if the sink takes them."""
+        """A mere event goes past a waiting reader, if the sink takes it."""
         is_awaited = self._reader is not None and not self._items
         if (
             is_awaited
-            and _is_events(item)
+            and _is_event(item)
             and self._sink is not None
-            and self._sink.take(item.frames, item.token_id)
+            and self._sink.take(item.chunk, item.token_id)
         ):
             return
         self._items.append(item)
@@ -126,7 +128,7 @@ class _News:
         return self._items.pop(0)
 
 
-def _is_events(item: Item) -> bool:
+def _is_event(item: Item) -> bool:
     return item.output is None and item.failure is None
 
 
@@ -138,4 +140,5 @@ def _output(item: Item) -> GenerateOutput:
     """Raises the DynrtError that a failure stands for."""
     if item.failure is not None:
         raise item.failure.error()
-    return item.output or GenerateOutput([item.token_id], "", frames=item.frames)
+    frames = data_of(item.chunk) if item.chunk else b""
+    return item.output or GenerateOutput([item.token_id], "", frames=frames)

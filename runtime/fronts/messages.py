@@ -99,8 +99,8 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     """News of one request: an output, or its failure, or, most of the time, just events."""
 
     number: int
-    frames: bytes = b""
-    token_id: int = 0  # whose events they are
+    chunk: bytes = b""  # see Frame.chunk
+    token_id: int = 0  # whose event it is
     output: GenerateOutput | None = None
     failure: Failure | None = None
 

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from dynrt.runtime.errors import DynrtError
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.fronts.messages import (
     Beat,
     Failure,
@@ -24,7 +25,7 @@ from dynrt.runtime.fronts.messages import (
     ToFront,
 )
 from dynrt.runtime.http_counts import HttpCounts
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 log = logging.getLogger("dynrt.fronts")
 
@@ -116,12 +117,19 @@ class FrontSession:
 
 
 class _Sink:
-    """A request's events join the message that is being made."""
+    """A request's events join the message that is being made; the front keeps account of them."""
+
+    descriptor: int | None = None
+    num_tokens = 0
+    has_written = False
 
     def __init__(self, session: FrontSession, number: int) -> None:
         self._session = session
         self._number = number
 
-    def take(self, frames: bytes, token_id: int) -> bool:
-        self._session.put(Item(self._number, frames, token_id))
+    def take(self, chunk: bytes, token_id: int) -> bool:
+        self._session.put(Item(self._number, chunk, token_id))
         return True
+
+    def write_rest(self, rest: bytes) -> None:
+        raise AssertionError("it has no descriptor")

@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 from dynrt.engines.token_bytes import TokenBytes
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.http_counts import HttpCounts
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 
 
 class Backend(Protocol):

@@ -10,9 +10,10 @@ from typing import Protocol, Self
 import msgspec
 
 from dynrt.runtime.errors import EngineError
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.http.backend import Backend
 from dynrt.runtime.messages import TokenLogprob
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 SHARED_PROMPT_TOKENS = 256  # such prompts' other choices wait until the first has put it into the cache
 _INT64_SPAN = 2**64

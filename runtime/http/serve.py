@@ -127,7 +127,7 @@ async def serve(request: Request, prepare: Prepare, ending: Ending = OPENAI_ENDI
 
 def _framed(job: Job) -> list[GenerateRequest]:
     """Its requests, with the frames of their events where the engines can make these."""
-    if not job.stream or job.continuous_usage:
+    if job.continuous_usage:
         return job.requests
     return [
         msgspec.structs.replace(request, frame=job.reply.frame(index))

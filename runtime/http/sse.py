@@ -12,6 +12,7 @@ from typing import Self
 
 import msgspec
 
+from dynrt.runtime.chunks import LAST_CHUNK
 from dynrt.runtime.errors import DynrtError
 from dynrt.runtime.http.envelope import encode_error
 from dynrt.runtime.http.request import Request
@@ -27,7 +28,6 @@ HEADERS = (
     "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 )
 CHUNKED = "Transfer-Encoding: chunked\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
 
 
 def event(body: msgspec.Struct) -> bytes:

@@ -38,9 +38,10 @@ def open_reply(purpose: Purpose = "generate", sent: str = "", **sampling: Any) -
 
 
 def open_framed(sent: str = "", key: bytes = KEY, replies: Replies | None = None) -> Replies:
-    """One more request, whose text goes out as events."""
+    """One more request, whose text goes out as events; its number is the first byte of its key."""
     replies = Replies(byte_level()) if replies is None else replies
-    submit = Submit(key, 0, "generate", pack_ids(ids("prompt")), SamplingParams(99), frame=FRAME)
+    prompt_ids = pack_ids(ids("prompt"))
+    submit = Submit(key, 0, "generate", prompt_ids, SamplingParams(99), frame=FRAME, number=key[0])
     replies.open(submit, ids(sent), len(sent))
     return replies
 
@@ -51,9 +52,11 @@ def tokens(text: str, **last: Any) -> list[Token]:
 
 
 def told_by(replies: Replies, pushed: list[Token]) -> list[TokenDelta]:
-    """What one step says, in order."""
+    """What one step says, in order. Texts are of requests from `open_framed`."""
     deltas, texts = replies.tell(pushed)
-    return [text.whole() for text in texts] + deltas
+    assert len({text.number for text in texts}) == len(texts), "a request has two of them"
+    keys = {token.key[0]: token.key for token in pushed}
+    return [text.whole(keys[text.number], 0) for text in texts] + deltas
 
 
 def run(replies: Replies, pushed: list[Token]) -> list[tuple[str, str | None, str | int | None]]:
@@ -145,7 +148,7 @@ def test_a_token_that_is_only_text_is_told_briefly(about_the_prompt: dict[str, A
     first, second, last = tokens("abc", finish_reason="length")
     first = msgspec.structs.replace(first, **about_the_prompt)
     assert replies.tell([first])[1] == []
-    assert replies.tell([second]) == ([], [TextDelta(KEY, 0, second.token_id, FRAME.around("b"), 1)])
+    assert replies.tell([second]) == ([], [TextDelta(KEY[0], second.token_id, FRAME.chunk("b"), 1)])
     assert replies.tell([last])[1] == []
     assert open_reply().tell([second])[1] == [], "a reader wants the text itself"
 

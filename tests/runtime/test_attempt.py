@@ -106,8 +106,9 @@ async def test_decodes_tokens_wait_for_what_prefill_tells_of_the_prompt() -> Non
     assert attempt.arrive(arrival(7, "d")) == attempt.arrive(arrival(8, "d")) == 1
     reader = asyncio.create_task(attempt.read())
     await asyncio.sleep(0)
-    text = TextDelta(KEY, 3, 9, b"", 0)
-    assert not reader.done() and pass_on({KEY: attempt.passage}, [text], 1.0) == ([text.whole()], [])
+    attempt.passage.attempt_id = attempt.id
+    text = TextDelta(5, 9, b"", 0)
+    assert pass_on({5: attempt.passage}, [text], 1.0) == ([text.whole(KEY, 3)], []) and not reader.done()
     attempt.arrive(Arrival(TokenDelta(KEY, 3, [7], cached_tokens=5, text=""), "p", None))
     first, second = [one.delta for one in await reader]
     assert (first.token_ids, first.cached_tokens) == ([7], 5)
@@ -184,7 +185,7 @@ def test_a_prefill_worker_that_decodes_on_does_not_count_its_own_prompt_as_cache
 def test_a_moved_attempt_knows_what_prefill_sampled() -> None:
     attempt = remote()
     attempt.first_token(arrival(7, "p", "abc"))
-    moved = attempt.moved(5, "d2")
+    moved = attempt.moved(5, "d2", 9)
     assert moved.sampled == FirstToken(KEY, 5, 7, chars_emitted=13)
     assert (moved.id, moved.prefill, moved.decode, moved.chars_sent) == ((KEY, 5), "p", "d2", 10)
     assert moved.has_begun, "a prefill worker that dies now is the handoff's affair"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from test_request_life import KEY, LOCAL, PROMPT, REMOTE, ScriptedDispatcher, read
+from test_request_life import LOCAL, PROMPT, REMOTE, ScriptedDispatcher, read
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError
+from dynrt.runtime.chunks import data_of
 from dynrt.runtime.messages import (
     FinishReason,
     Frame,
@@ -20,7 +22,7 @@ from dynrt.runtime.messages import (
     TokenDelta,
     pack_ids,
 )
-from dynrt.runtime.passage import pass_on
+from dynrt.runtime.passage import Passage, pass_on
 from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 FRAME = Frame(b"<", b">")
@@ -28,30 +30,38 @@ TIMING = StepTiming(0.1, 1.0, 1, 0, 0, 0)
 
 
 class Sink:
+    descriptor: int | None = None
+    num_tokens = 0
+    has_written = False
+
     def __init__(self) -> None:
         self.is_open = True
         self.taken: list[bytes] = []
 
-    def take(self, frames: bytes, token_id: int) -> bool:
-        assert frames == FRAME.around(chr(token_id))
+    def take(self, chunk: bytes, token_id: int) -> bool:
+        assert chunk == FRAME.chunk(chr(token_id))
         if self.is_open:
-            self.taken.append(frames)
+            self.taken.append(data_of(chunk))
         return self.is_open
+
+    def write_rest(self, rest: bytes) -> None:
+        raise AssertionError("it has no descriptor")
 
 
 def delta(
     attempt: Attempt, token_id: int, finish: FinishReason | None = None, cached: int | None = None
 ) -> TokenDelta | TextDelta:
-    text = TextDelta(KEY, attempt.epoch, token_id, FRAME.around(chr(token_id)), 1)
+    text = TextDelta(attempt.number, token_id, FRAME.chunk(chr(token_id)), 1)
     if finish is None and cached is None:
         return text
-    return msgspec.structs.replace(text.whole(), finish_reason=finish, cached_tokens=cached)
+    return msgspec.structs.replace(text.whole(*attempt.id), finish_reason=finish, cached_tokens=cached)
 
 
 def say(attempt: Attempt, told: TokenDelta | TextDelta, sender: str = "") -> None:
     """As Attempts.step does."""
     texts, deltas = ([told], []) if isinstance(told, TextDelta) else ([], [told])
-    unread, _ = pass_on({KEY: attempt.passage}, texts, TIMING.ended_at)
+    attempt.passage.attempt_id = attempt.id
+    unread, _ = pass_on({attempt.number: attempt.passage}, texts, TIMING.ended_at)
     for one in unread + deltas:
         attempt.arrive(Arrival(one, sender or attempt.decode, TIMING))
 
@@ -128,3 +138,19 @@ async def test_decodes_first_token_is_read_as_it_tells_when_decode_began() -> No
         assert sink.taken == [b'<"C">']
         waiting.cancel()
         await asyncio.wait([waiting])
+
+
+def test_what_has_a_descriptor_is_written_there() -> None:
+    reader, writer = os.pipe()
+    sinks = [Sink(), Sink()]
+    sinks[0].descriptor = writer
+    passages = {number: Passage(0.0, sink) for number, sink in enumerate(sinks)}
+    for passage in passages.values():
+        passage.open()
+    texts = [[TextDelta(number, 65, FRAME.chunk("A"), 1) for number in passages], [TextDelta(0, 66, b"", 0)]]
+    with os.fdopen(reader, "rb") as pipe, os.fdopen(writer, "wb"):
+        for at, step in enumerate(texts, start=1):
+            assert pass_on(passages, step, float(at)) == ([], [float(at - 1)] * len(step))
+        assert (pipe.read1(), sinks[1].taken) == (FRAME.chunk("A"), [FRAME.around("A")])
+    assert (sinks[0].num_tokens, sinks[0].has_written) == (2, True)
+    assert (list(passages[0].output_ids), passages[0].chars_sent) == ([65, 66], 1)

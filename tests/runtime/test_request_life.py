@@ -10,6 +10,7 @@ import pytest
 
 from dynrt.runtime.attempt import Arrival, Attempt, AttemptError, NoRoomError
 from dynrt.runtime.errors import DynrtError, EngineError, NoWorkerError, OverloadedError, WorkerLostError
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.messages import (
     FinishReason,
     SamplingParams,
@@ -21,7 +22,7 @@ from dynrt.runtime.messages import (
     unpack_ids,
 )
 from dynrt.runtime.request_life import RequestLife, Route
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 KEY = bytes(range(16))
 PROMPT = pack_ids([5, 6, 7])
@@ -62,6 +63,7 @@ class ScriptedDispatcher:
     def __init__(self, routes: list[Route | DynrtError], scripts: list[Script]) -> None:
         self._routes = routes
         self._scripts = scripts
+        self.num_attempts = 0
         self.excluded: list[frozenset[str]] = []
         self.known: list[bytes] = []
         self.told: list[tuple[str, ToEngine]] = []
@@ -69,6 +71,10 @@ class ScriptedDispatcher:
         self.closed: list[tuple[int, bool, str]] = []
         self.prompts: list[tuple[int, int]] = []
         self.waits_s: list[float] = []
+
+    def new_number(self) -> int:
+        self.num_attempts += 1
+        return self.num_attempts
 
     async def plan(self, life: RequestLife, exclude: frozenset[str]) -> Route:
         self.excluded.append(exclude)

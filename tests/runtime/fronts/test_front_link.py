@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from dynrt.runtime.errors import AskTimeoutError, ContextLengthError, DynrtError, NoWorkerError
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.fronts import backend as front_backend
 from dynrt.runtime.fronts.backend import RemoteBackend
 from dynrt.runtime.fronts.messages import (
@@ -31,14 +32,15 @@ from dynrt.runtime.fronts.session import FrontSession
 from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import Frame, SamplingParams, pack_ids
 from dynrt.runtime.offload import InlineOffload
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard
 
-REQUEST = GenerateRequest(pack_ids([1, 2]), SamplingParams(9), request_id="r", frame=Frame(b"<", b">"))
+FRAME = Frame(b"<", b">")
+REQUEST = GenerateRequest(pack_ids([1, 2]), SamplingParams(9), request_id="r", frame=FRAME)
 Step = GenerateOutput | tuple[bytes, int] | Exception | asyncio.Event
 
 
 class ScriptedRuntime:
-    """Outputs to yield, (frames, token ids) for the sink, errors to raise, events to wait for."""
+    """Outputs to yield, (chunk, token id) for the sink, errors to raise, events to wait for."""
 
     def __init__(self, *script: Step) -> None:
         self.script = script
@@ -95,14 +97,21 @@ class Link:
 
 
 class Sink:
+    descriptor: int | None = None
+    num_tokens = 0
+    has_written = False
+
     def __init__(self, is_open: bool) -> None:
         self.is_open = is_open
         self.taken: list[tuple[bytes, int]] = []
 
-    def take(self, frames: bytes, token_id: int) -> bool:
+    def take(self, chunk: bytes, token_id: int) -> bool:
         if self.is_open:
-            self.taken.append((frames, token_id))
+            self.taken.append((chunk, token_id))
         return self.is_open
+
+    def write_rest(self, rest: bytes) -> None:
+        raise AssertionError("it has no descriptor")
 
 
 async def outputs_of(link: Link, sink: Sink | None = None) -> list[GenerateOutput]:
@@ -123,22 +132,22 @@ async def test_outputs_arrive_as_they_were() -> None:
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_events_go_to_the_sink_or_come_out_in_order(is_open: bool) -> None:
     read = asyncio.Event()
-    link = Link(ScriptedRuntime(GenerateOutput([1], ""), read, (b"<2>", 2), (b"<3>", 3), LAST))
+    chunks = [(FRAME.chunk("x"), 2), (b"", 3)]
+    link = Link(ScriptedRuntime(GenerateOutput([1], ""), read, *chunks, LAST))
     sink = Sink(is_open)
     got: list[GenerateOutput] = []
     async for output in link.front.generate(REQUEST, sink):
         got.append(output)
         asyncio.get_running_loop().call_soon(read.set)
-    frames = [(b"<2>", 2), (b"<3>", 3)]
-    assert sink.taken == (frames if is_open else [])
-    between = [] if is_open else [GenerateOutput([token_id], "", frames=data) for data, token_id in frames]
-    assert got == [GenerateOutput([1], ""), *between, LAST]
+    assert sink.taken == (chunks if is_open else [])
+    between = [GenerateOutput([2], "", frames=FRAME.around("x")), GenerateOutput([3], "")]
+    assert got == [GenerateOutput([1], ""), *([] if is_open else between), LAST]
     steps = [message for message in link.to_front if isinstance(message, Items)]
     assert [len(step.items) for step in steps] == [1, 3], "what comes in one turn is one message"
 
 
 async def test_events_never_overtake_what_is_not_read() -> None:
-    link = Link(ScriptedRuntime(GenerateOutput([1], ""), (b"<2>", 2), LAST))
+    link = Link(ScriptedRuntime(GenerateOutput([1], ""), (FRAME.chunk("x"), 2), LAST))
     sink = Sink(is_open=True)
     assert [output.token_ids for output in await outputs_of(link, sink)] == [[1], [2], [9]]
     assert sink.taken == []

@@ -7,9 +7,10 @@ import json
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any, ClassVar
 
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.http_counts import HttpCounts
 from dynrt.runtime.messages import FinishReason, TokenLogprob, pack_ids, unpack_ids
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest, ModelCard, TokenizerInfo
 
 DEADLINE_S = 10.0
 MODEL = "acme/tiny"

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from scripted_backend import RawConnection, ScriptedBackend, chat, events_of, http_request, text
 
+from dynrt.runtime.frame_sink import FrameSink
 from dynrt.runtime.http.transport.server import HttpServer
-from dynrt.runtime.requests import FrameSink, GenerateOutput, GenerateRequest
+from dynrt.runtime.requests import GenerateOutput, GenerateRequest
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -28,7 +29,7 @@ class FramingBackend(ScriptedBackend):
         super().__init__()
         self.taken = 0
         self.refused = asyncio.Event()
-        self.late: tuple[bytes, list[int]] | None = None  # brought when the request has been cut off
+        self.late: tuple[bytes, int] | None = None  # brought when the request has been cut off
         self.late_taken: list[bool] = []
         self.left = asyncio.Event()
 
@@ -40,7 +41,7 @@ class FramingBackend(ScriptedBackend):
                 yield output
         finally:
             if self.late is not None and sink is not None:
-                self.late_taken.append(sink.take(*self.late))
+                self.late_taken.append(sink.descriptor is not None or sink.take(*self.late))
             self.left.set()
 
     async def _framed(
@@ -50,8 +51,9 @@ class FramingBackend(ScriptedBackend):
             if request.frame is None or not output.text:
                 yield output
                 continue
-            frames = request.frame.around(output.text)
-            if sink is not None and output.finish_reason is None and sink.take(frames, output.token_ids):
+            frames, chunk = request.frame.around(output.text), request.frame.chunk(output.text)
+            is_last = output.finish_reason is not None
+            if sink is not None and not is_last and sink.take(chunk, output.token_ids[0]):
                 self.taken += 1
                 await asyncio.sleep(0)
                 continue
@@ -90,7 +92,8 @@ async def test_ready_events_read_like_our_own(
     assert "".join(pieces) == 'Hé"\nxy' and done == "[DONE]"
     assert choices_of(chunks)[-1]["finish_reason"] == "stop"
     assert usage["usage"]["completion_tokens"] == 5
-    assert backend.taken >= 1 and len({json.dumps([c["id"], c["created"], c["model"]]) for c in chunks}) == 1
+    assert (backend.taken >= 1) == (version == "1.1"), "HTTP/1.0 has no chunks"
+    assert len({json.dumps([c["id"], c["created"], c["model"]]) for c in chunks}) == 1
 
 
 def choices_of(chunks: list[Any]) -> list[dict[str, Any]]:
@@ -116,9 +119,10 @@ async def test_continuous_usage_needs_events_of_our_own(connect: Connect, backen
     backend.script = SCRIPT
     connection = await connect()
     options = {"include_usage": True, "continuous_usage_stats": True}
-    connection.send(http_request(CHAT, chat(stream=True, stream_options=options), version="1.0"))
+    request = http_request(CHAT, chat(stream=True, stream_options=options), "Connection: close")
+    connection.send(request)
     await connection.until(b"\r\n\r\n")
-    *chunks, _ = events_of(await connection.rest())
+    *chunks, _ = events_of(unframed(await connection.rest(), "1.1"))
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks][-1] == 5
     assert backend.taken == 0
 
@@ -131,12 +135,12 @@ async def test_a_slow_reader_gets_everything_in_order(server: HttpServer, backen
         slow.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(slow, ("127.0.0.1", int(server.url.rpartition(":")[2])))
-        await loop.sock_sendall(slow, http_request(TEXT, text(stream=True), version="1.0"))
+        await loop.sock_sendall(slow, http_request(TEXT, text(stream=True), "Connection: close"))
         await backend.refused.wait()
         received = b""
         while piece := await loop.sock_recv(slow, 65536):
             received += piece
-    *chunks, done = events_of(received.partition(b"\r\n\r\n")[2])
+    *chunks, done = events_of(unframed(received.partition(b"\r\n\r\n")[2], "1.1"))
     told = "".join(choice["text"] for choice in choices_of(chunks))
     assert told.split() == [str(number) * 2000 for number in range(count)] and done == "[DONE]"
     assert backend.taken > 0
@@ -153,7 +157,7 @@ async def test_events_that_come_late_never_reach_the_descriptor_of_a_lost_connec
     connect: Connect, backend: FramingBackend
 ) -> None:
     """It may be another client's by then; the request's own task ends only later."""
-    backend.late = (b"data: late\n\n", [9])
+    backend.late = (b"late", 9)
     backend.script = [GenerateOutput([1], "a"), asyncio.Event()]
     connection = await connect()
     connection.send(http_request(CHAT, chat(stream=True)))

@@ -36,7 +36,7 @@ class Transport(asyncio.Transport):
         return False
 
 
-def streaming(transport: Transport, *, is_chunked: bool = False) -> Outflow:
+def streaming(transport: Transport, *, is_chunked: bool = True) -> Outflow:
     outflow = Outflow(transport)
     outflow.begin_stream(is_chunked=is_chunked)
     return outflow
@@ -57,7 +57,7 @@ def test_nothing_goes_out_before_the_head_nor_behind_the_end(
     ours, clients = ends
     outflow = Outflow(Transport(ours))
     assert not outflow.take(b"early", 1)
-    outflow.begin_stream(is_chunked=False)
+    outflow.begin_stream(is_chunked=True)
     assert outflow.take(b"data", 1)
     outflow.end_stream()
     assert not outflow.take(b"late", 1)
@@ -85,16 +85,16 @@ def test_behind_an_emptied_transport_it_goes_straight_to_the_socket_again(
 ) -> None:
     ours, clients = ends
     transport = Transport(ours)
-    outflow = streaming(transport, is_chunked=True)
+    outflow = streaming(transport)
     while not transport.buffered:
         outflow.take(b"x" * 4096, 1)
     with suppress(BlockingIOError):
         while clients.recv(1 << 20):
             pass
     transport.buffered, transport.passes_on = b"", True
-    assert outflow.take(b"first", 1) and transport.has_passed_on == b"5\r\nfirst\r\n"
-    assert outflow.take(b"second", 1) and transport.has_passed_on == b"5\r\nfirst\r\n"
-    assert clients.recv(100) == b"5\r\nfirst\r\n6\r\nsecond\r\n"
+    assert outflow.take(b"first", 1) and transport.has_passed_on == b"first"
+    assert outflow.take(b"second", 1) and transport.has_passed_on == b"first"
+    assert clients.recv(100) == b"firstsecond"
 
 
 def test_a_broken_socket_is_the_transports_to_find_out(ends: tuple[socket.socket, socket.socket]) -> None:
