@@ -57,9 +57,10 @@ class Replies:
         told: set[HandoffId] = set()
         for token in tokens:
             request = token.key, token.epoch
-            if request not in self._open:
+            opened = self._open.get(request)
+            if opened is None:
                 continue
-            delta = self._delta(token, request)
+            delta = self._delta(token, *opened)
             if isinstance(delta, TokenDelta):
                 deltas.append(delta)
             elif request in told:
@@ -69,12 +70,11 @@ class Replies:
             told.add(request)
         return deltas, texts
 
-    def _delta(self, token: Token, request: HandoffId) -> TokenDelta | TextDelta:
-        submit, stream = self._open[request]
+    def _delta(self, token: Token, submit: Submit, stream: TextStream) -> TokenDelta | TextDelta:
         is_failure = token.finish_reason == "error"
         delta = self._failed(token, submit) if is_failure else self._worded(token, submit, stream)
         if isinstance(delta, TokenDelta) and (delta.finish_reason is not None or submit.purpose == "prefill"):
-            self.close(*request)
+            self.close(token.key, token.epoch)
         return delta
 
     def _failed(self, token: Token, submit: Submit) -> TokenDelta:

@@ -97,6 +97,8 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> TextPiece:
         """Text that these tokens make ready. Tokens behind a stop string are ignored."""
+        if not (self._stops or self._held or self._skip_chars):  # as nearly always: what is spelled is ready
+            return TextPiece("".join([self._spell(token_id) for token_id in token_ids]))
         for token_id in token_ids:
             self._take(token_id)
         return TextPiece(self._release(self._num_ready), self._stopped)
@@ -120,20 +122,24 @@ class TextStream:
         if special is not None and special in self._stops and self._num_tokens > self._min_tokens:
             self._end(special, self._held + self._cut_character(), special)
             return
-        spelled = special.encode() if special in self._shown else self._text_bytes(token_id)
-        self._has_bytes = self._has_bytes or bool(spelled)
-        self._extend(self._utf8.decode(spelled))
+        self._extend(self._spell(token_id))
 
     def _cut_character(self) -> str:
         """What stands for a character that the text ends inside of; if only the prompt did, it is none of ours."""
         return self._utf8.decode(b"", final=True) if self._has_bytes else ""
 
-    def _text_bytes(self, token_id: int) -> bytes:
-        spelled = self._pieces[token_id]
-        if self._drop_space and spelled:
+    def _spell(self, token_id: int) -> str:
+        """The characters that end in this token."""
+        pieces = self._pieces
+        spelled = pieces[token_id]
+        if not spelled and token_id in pieces.special_tokens:
+            special = pieces.special_tokens[token_id]
+            spelled = special.encode() if special in self._shown else b""
+        elif self._drop_space and spelled:
             self._drop_space = False
-            return spelled.removeprefix(b" ")
-        return spelled
+            spelled = spelled.removeprefix(b" ")
+        self._has_bytes = self._has_bytes or bool(spelled)
+        return self._utf8.decode(spelled)
 
     def _extend(self, text: str) -> None:
         found = self._finder.feed(text) if self._num_tokens > self._min_tokens else None

@@ -86,7 +86,7 @@ class TokenEngine:
         return Token(
             request.key,
             request.epoch,
-            self._draw.randrange(FIRST_WORD, VOCAB),
+            FIRST_WORD + int(self._draw.random() * (VOCAB - FIRST_WORD)),
             "length" if is_last else None,
             cached_tokens=0 if running.num_tokens == 1 else None,
         )
