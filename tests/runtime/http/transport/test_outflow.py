@@ -56,11 +56,11 @@ def test_nothing_goes_out_before_the_head_nor_behind_the_end(
 ) -> None:
     ours, clients = ends
     outflow = Outflow(Transport(ours))
-    assert not outflow.take(b"early", 1)
+    assert outflow.descriptor is None and not outflow.take(b"early", 1)
     outflow.begin_stream(is_chunked=True)
-    assert outflow.take(b"data", 1)
+    assert outflow.descriptor == ours.fileno() and outflow.take(b"data", 1)
     outflow.end_stream()
-    assert not outflow.take(b"late", 1)
+    assert outflow.descriptor is None and not outflow.take(b"late", 1)
     assert (clients.recv(100), outflow.num_tokens, outflow.has_written) == (b"data", 1, True)
 
 
@@ -73,6 +73,7 @@ def test_what_the_socket_does_not_take_and_all_behind_it_wait_in_the_transport_u
     sent, letters = b"", iter(os.urandom(4096) for _ in range(4096))
     while outflow.take(piece := next(letters), 1):
         sent += piece
+    assert outflow.descriptor is None, "a chunk that is written there would come before those that wait"
     assert HIGH_WATER_BYTES < len(transport.buffered) <= HIGH_WATER_BYTES + 4096
     received = b""
     while len(received) + len(transport.buffered) < len(sent):
@@ -94,7 +95,28 @@ def test_behind_an_emptied_transport_it_goes_straight_to_the_socket_again(
     transport.buffered, transport.passes_on = b"", True
     assert outflow.take(b"first", 1) and transport.has_passed_on == b"first"
     assert outflow.take(b"second", 1) and transport.has_passed_on == b"first"
-    assert clients.recv(100) == b"firstsecond"
+    assert clients.recv(100) == b"firstsecond" and outflow.descriptor == ours.fileno()
+
+
+def test_what_its_descriptor_left_comes_before_all_that_follows(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, clients = ends
+    transport = Transport(ours)
+    outflow = streaming(transport)
+    outflow.write_rest(b"rest")
+    assert outflow.descriptor is None and outflow.take(b" and more", 1)
+    assert transport.buffered == b"rest and more"
+    outflow.close()
+    transport.buffered = b""
+    assert outflow.descriptor is None and not outflow.take(b"late", 1)
+    with pytest.raises(BlockingIOError):
+        clients.recv(1)
+
+
+def test_a_body_without_chunks_is_not_for_ready_ones(ends: tuple[socket.socket, socket.socket]) -> None:
+    outflow = streaming(Transport(ends[0]), is_chunked=False)
+    assert outflow.is_ready and outflow.descriptor is None and not outflow.take(b"1\r\nx\r\n", 1)
 
 
 def test_a_broken_socket_is_the_transports_to_find_out(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -109,4 +131,4 @@ def test_what_is_encrypted_goes_through_the_transport(ends: tuple[socket.socket,
     ours, _ = ends
     transport = Transport(ours, is_tls=True)
     outflow = streaming(transport)
-    assert outflow.take(b"data", 1) and transport.buffered == b"data"
+    assert outflow.descriptor is None and outflow.take(b"data", 1) and transport.buffered == b"data"
