@@ -10,10 +10,10 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from process_tree import descendants, is_alive
@@ -29,20 +29,51 @@ DEADLINE_S = 30.0  # for whatever has no limit of its own
 POLL_S = 0.02
 
 Condition = Callable[[], Any | Awaitable[Any]]
+T = TypeVar("T")
 
 
 async def eventually(condition: Condition, timeout_s: float = DEADLINE_S) -> float:
     """Await that `condition` (a function or coroutine function) is true; returns the seconds that took."""
     began = time.monotonic()
     while True:
-        holds = condition()
-        if inspect.isawaitable(holds):
-            holds = await holds
+        holds = await _is_met(condition)
         waited_s = time.monotonic() - began
         if holds:
             return waited_s
         assert waited_s < timeout_s, f"not within {timeout_s:g} s"
         await asyncio.sleep(POLL_S)
+
+
+async def caught(
+    condition: Condition, ask: Callable[[], Coroutine[Any, Any, T]], timeout_s: float = DEADLINE_S
+) -> asyncio.Task[T]:
+    """What `ask` does, caught while `condition` is true: if it ends before anybody has looked, it is asked once more.
+
+    Work of 0.3 s takes no longer than a look at it, on a busy machine.
+    """
+    async with asyncio.timeout(timeout_s):
+        while True:
+            task = asyncio.create_task(ask())
+            try:
+                if await _is_met_during(task, condition):
+                    return task
+            except BaseException:
+                task.cancel()
+                raise
+            await task
+
+
+async def _is_met_during(task: asyncio.Task[Any], condition: Condition) -> bool:
+    while not task.done():
+        if await _is_met(condition):
+            return True
+        await asyncio.sleep(POLL_S)
+    return False
+
+
+async def _is_met(condition: Condition) -> Any:
+    holds = condition()
+    return await holds if inspect.isawaitable(holds) else holds
 
 
 # --- an embedded runtime ----------------------------------------------------------------------------

@@ -6,13 +6,14 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
-from live_server import START_S, eventually, greedy, is_clean, outcome_of, prompt, tokens_of
+from live_server import START_S, caught, eventually, greedy, is_clean, outcome_of, prompt, tokens_of
 from process_tree import descendants, open_fds, orphaned_shared_memory, shared_memory_of
 from tiny_model import write_tiny_model
 
@@ -99,9 +100,12 @@ async def test_workers_lost(
 ) -> None:
     await eventually(lambda: set(runtime.pids()) == WORKERS, START_S)
     before, fds_before = runtime.pids(), await fds_of(runtime)
-    cold = msgspec.structs.replace(request_, salt=secrets.token_hex(4))  # no cached prefix shortens it
-    affected = asyncio.create_task(outcome_of(runtime, cold))
-    await eventually(lambda: moment(runtime))
+
+    def ask() -> Coroutine[Any, Any, list[int] | DynrtError]:
+        cold = msgspec.structs.replace(request_, salt=secrets.token_hex(4))  # no cached prefix shortens it
+        return outcome_of(runtime, cold)
+
+    affected = await caught(lambda: moment(runtime), ask)
     shm = shared_memory_of(before[victim] for victim in victims)
     for victim in victims:
         os.kill(before[victim], fault)

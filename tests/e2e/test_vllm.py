@@ -7,15 +7,16 @@ import os
 import random
 import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-from live_server import eventually
+from live_server import caught, eventually
 from oracle import References, assert_all_same, assert_judged_right, judged
 from prompt_set import BLOCK_SIZE, random_ids, random_prompts
-from served_runtime import ServedRuntime
+from served_runtime import Answer, ServedRuntime
 from tiny_model import write_tiny_model
 from vllm_serving import (
     ANSWER_S,
@@ -123,20 +124,28 @@ FAULTS = [
 
 @pytest.mark.parametrize(("victim", "fault", "num_tokens", "moment"), FAULTS)
 async def test_worker_lost(
-    pair: ServedRuntime, victim: str, fault: signal.Signals, num_tokens: int, moment: object
+    pair: ServedRuntime,
+    victim: str,
+    fault: signal.Signals,
+    num_tokens: int,
+    moment: Callable[[ServedRuntime], object],
 ) -> None:
     await eventually(lambda: hands_off(pair), START_S)
     before = pair.runtime.pids()
     prompt_ids = random_ids(random.Random(num_tokens), num_tokens)
     expected = await pair.answer(prompt_ids, salt="expected", max_tokens=100)
-    cold = secrets.token_hex(4)
-    answer = asyncio.create_task(pair.answer(prompt_ids, salt=cold, max_tokens=100))
-    await eventually(lambda: moment(pair), ANSWER_S)  # type: ignore[operator]
+    salts: list[str] = []
+
+    def ask() -> Coroutine[Any, Any, Answer]:
+        salts.append(secrets.token_hex(4))  # no hits
+        return pair.answer(prompt_ids, salt=salts[-1], max_tokens=100)
+
+    answer = await caught(lambda: moment(pair), ask, ANSWER_S)
     os.kill(before[victim], fault)
     assert (await answer).token_ids == expected.token_ids
     await pair.settle()
     await eventually(lambda: is_replaced(pair, before, victim), START_S)
-    again = await pair.answer(prompt_ids, salt=cold, max_tokens=100)
+    again = await pair.answer(prompt_ids, salt=salts[-1], max_tokens=100)
     assert again.token_ids == expected.token_ids
     await pair.settle()
 

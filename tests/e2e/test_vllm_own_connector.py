@@ -7,14 +7,14 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
-from live_server import POLL_S, Command, client_of, completion, eventually, holds_nothing, metrics_of, prompt
+from live_server import Command, caught, client_of, completion, eventually, holds_nothing, metrics_of, prompt
 from tiny_model import write_tiny_model
 from vllm_serving import ANSWER_S, LONG, MARKS, START_S, serve_command
 
@@ -107,17 +107,12 @@ async def test_client_that_leaves(
 async def begun(
     session: aiohttp.ClientSession, worker: str, prompt_ids: list[int], max_tokens: int = 24
 ) -> asyncio.Task[list[int]]:
-    """A request that `worker` was seen to run. One that ends before anybody has looked is asked once more: prefill
-    needs 0.3 s for a long prompt, and so does a look at a machine with more to do than cores."""
-    async with asyncio.timeout(ANSWER_S):
-        while True:
-            salt = secrets.token_hex(4)  # no hits on what an attempt before it has left
-            answer = asyncio.create_task(token_ids(session, prompt_ids, max_tokens, cache_salt=salt))
-            while not answer.done():
-                if await runs(session, worker):
-                    return answer
-                await asyncio.sleep(POLL_S)
-            await answer
+    """A request that `worker` was seen to run, without prefix hits."""
+
+    def ask() -> Coroutine[Any, Any, list[int]]:
+        return token_ids(session, prompt_ids, max_tokens, cache_salt=secrets.token_hex(4))
+
+    return await caught(lambda: runs(session, worker), ask, ANSWER_S)
 
 
 async def runs(session: aiohttp.ClientSession, worker: str) -> bool:

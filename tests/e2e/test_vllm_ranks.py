@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from live_server import eventually
+from live_server import caught, eventually
 from oracle import References, assert_judged_right
 from process_tree import descendants, is_alive
 from prompt_set import random_ids, random_prompts
@@ -100,8 +100,11 @@ async def test_a_rank_that_is_killed_ends_its_engine_and_no_request(pair: Served
     assert len(ranks) == 2
     prompt_ids = random_ids(random.Random(1), LONG)
     expected = await pair.answer(prompt_ids, salt="expected", local_prefill="always", max_tokens=24)
-    answer = asyncio.create_task(pair.answer(prompt_ids, salt="cold", max_tokens=24))
-    await eventually(lambda: is_pushing(pair), ANSWER_S)
+    answer = await caught(
+        lambda: is_pushing(pair),
+        lambda: pair.answer(prompt_ids, salt=secrets.token_hex(4), max_tokens=24),
+        ANSWER_S,
+    )
     os.kill(ranks[1], signal.SIGKILL)
     await eventually(lambda: not any(is_alive(pid) for pid in (engine, *ranks)), END_S)
     assert (await answer).token_ids == expected.token_ids
