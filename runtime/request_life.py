@@ -30,6 +30,8 @@ from dynrt.runtime.requests import GenerateOutput, GenerateRequest, LocalPrefill
 log = logging.getLogger("dynrt.request")
 
 LEASE_S = 30.0
+# Before a third attempt: workers that go down together are found one by one, and until then chosen once more.
+SETTLE_S = 0.5
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -147,6 +149,8 @@ class RequestLife:
     async def _start(self) -> Attempt:
         if self._num_attempts == self._max_attempts:
             raise WorkerLostError(f"gave up after {self._max_attempts} attempts: {self._reason}")
+        if self._num_attempts > 1:
+            await asyncio.sleep(SETTLE_S)
         self._num_attempts += 1
         try:
             route = await self._placement.plan(self, self._excluded)

@@ -9,7 +9,9 @@ from dynrt.transfer.events import ConnectPeer
 from dynrt.transfer.mapping import KvMapping
 
 CONNECT_WINDOW_S = 10.0  # how long both ends drive a connection that is being made
-RETRY_S = 1.0  # a connection that cannot be made again is tried again
+# From a write that failed to the first try, and between tries. Most often the peer has died, and by then the runtime
+# has said so: to connect to where nobody listens any more costs a file descriptor, which UCX never closes.
+RETRY_S = 1.0
 
 
 class Connections:
@@ -46,7 +48,7 @@ class Connections:
         """A write to `peer` failed: its connection is of no use. False if there was none, or this is known."""
         if peer not in self._known or peer in self._broken:
             return False
-        self._broken[peer] = now
+        self._broken[peer] = now + RETRY_S
         return True
 
     def is_due(self, peer: str, now: float) -> bool:

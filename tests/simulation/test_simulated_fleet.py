@@ -82,6 +82,25 @@ def test_request_waits_for_a_worker_that_comes_back(tiny_model_dir: Path) -> Non
     run_virtually(main())
 
 
+def test_workers_that_go_down_together_cost_no_request(tiny_model_dir: Path) -> None:
+    """Their ends are seen one behind the other, and until then requests are moved to them."""
+
+    async def main() -> None:
+        world = SimWorld(tiny_model_dir)
+        async with world.runtime(decode=4) as runtime:
+            requests = [asyncio.create_task(served(runtime, world, 60, 50)) for _ in range(12)]
+            await until(lambda: all(not engine.is_idle for engine in world.living("decode")), "all decode")
+            doomed = world.living("decode")
+            for engine in doomed:
+                engine.harm("hang")
+            for engine in doomed:
+                engine.harm("crash")
+                await asyncio.sleep(0.02)
+            await asyncio.gather(*requests)
+
+    run_virtually(main())
+
+
 def test_request_fails_clearly_when_no_worker_comes_back(tiny_model_dir: Path) -> None:
     async def main() -> None:
         world = SimWorld(tiny_model_dir)

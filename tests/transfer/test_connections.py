@@ -56,9 +56,11 @@ def test_a_peer_that_comes_back_is_connected_anew() -> None:
 def test_a_broken_connection_is_tried_until_it_stands() -> None:
     connections, (agent,) = connected(num_ranks=1)
     assert connections.break_off("peer", 1.0) and not connections.break_off("peer", 1.0), "known"
+    assert not connections.is_due("peer", 1.0 + RETRY_S / 2), "its death may not be known yet"
     agent.is_refusing = True
-    assert connections.is_due("peer", 1.0) and not connections.renew("peer", 1.0)
-    assert connections.broken == ["peer"] and not connections.is_due("peer", 1.0 + RETRY_S / 2)
+    at = 1.0 + RETRY_S
+    assert connections.is_due("peer", at) and not connections.renew("peer", at)
+    assert connections.broken == ["peer"] and not connections.is_due("peer", at + RETRY_S / 2)
     agent.is_refusing = False
-    assert connections.is_due("peer", 1.0 + RETRY_S) and connections.renew("peer", 1.0 + RETRY_S)
+    assert connections.is_due("peer", at + RETRY_S) and connections.renew("peer", at + RETRY_S)
     assert connections.broken == [] and agent.peers == {"peer"}
