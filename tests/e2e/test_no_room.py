@@ -52,7 +52,7 @@ def retargets(served: ServedRuntime, outcome: str) -> float:
 async def test_a_finished_prompt_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Deep, so that the long requests outlast all that follows.
     model_dir = write_tiny_model(tmp_path / "llama", num_layers=24)
-    async with full_decode_workers(model_dir, monkeypatch, room_s=0.2) as (served, long, expected):
+    async with full_decode_workers(model_dir, monkeypatch, room_s=0.5) as (served, long, expected):
         answer = await served.answer(PROMPT, max_tokens=OUTPUT, salt="c")
         assert (answer.token_ids, answer.text, answer.cached_tokens) == (expected.token_ids, expected.text, 0)
         assert (retargets(served, "moved"), retargets(served, "local")) == (1, 1), "prefill decoded on"

@@ -39,7 +39,7 @@ async def ends(server: Command, status: int, timeout_s: float) -> None:
     """With `status`, and with it everything it started."""
     family = descendants(server.pid)
     assert await server.status(timeout_s) == status, server.log
-    await eventually(lambda: not any(map(is_alive, family)), 2.0)
+    await eventually(lambda: not any(map(is_alive, family)))
 
 
 @pytest.mark.slow
