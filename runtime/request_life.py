@@ -30,7 +30,7 @@ from dynrt.runtime.requests import GenerateOutput, GenerateRequest, LocalPrefill
 log = logging.getLogger("dynrt.request")
 
 LEASE_S = 30.0
-# Before a third attempt: workers that go down together are found one by one, and until then chosen once more.
+# Before a third attempt and any later one: workers that go down together are found one by one, and chosen until then.
 SETTLE_S = 0.5
 
 

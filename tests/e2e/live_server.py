@@ -242,11 +242,8 @@ def client_of(url: str) -> aiohttp.ClientSession:
 async def metrics_of(session: aiohttp.ClientSession) -> dict[str, float]:
     """The samples of /metrics by name and labels, as `dynrt_requests_total{outcome="cancelled"}`."""
     async with session.get("/metrics") as response:
-        return samples_in(await response.text())
-
-
-def samples_in(metrics_text: str) -> dict[str, float]:
-    samples = [line.rpartition(" ") for line in metrics_text.splitlines() if not line.startswith("#")]
+        lines = (await response.text()).splitlines()
+    samples = [line.rpartition(" ") for line in lines if not line.startswith("#")]
     return {name: float(value) for name, _, value in samples}
 
 

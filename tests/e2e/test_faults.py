@@ -13,18 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
-from live_server import (
-    START_S,
-    caught,
-    eventually,
-    greedy,
-    is_clean,
-    outcome_of,
-    prompt,
-    samples_in,
-    tokens_of,
-)
+from live_server import START_S, caught, eventually, greedy, is_clean, outcome_of, prompt, tokens_of
 from process_tree import descendants, open_fds, orphaned_shared_memory, shared_memory_of
+from rig.live_runtime import counter
 from tiny_model import write_tiny_model
 
 from dynrt.runtime import GenerateRequest, Runtime, RuntimeConfig
@@ -137,13 +128,10 @@ async def test_workers_lost(
 
 async def hands_off(runtime: Runtime) -> bool:
     """The workers are connected: a request is served by both of them."""
-    before = num_committed(runtime)
+    committed = 'dynrt_handoffs_total{outcome="committed"}'
+    before = counter(runtime, committed)
     await tokens_of(runtime, SHORT)
-    return num_committed(runtime) > before
-
-
-def num_committed(runtime: Runtime) -> float:
-    return samples_in(runtime.metrics_text().decode())['dynrt_handoffs_total{outcome="committed"}']
+    return counter(runtime, committed) > before
 
 
 def is_right(outcome: list[int] | DynrtError, expected: list[int]) -> bool:
